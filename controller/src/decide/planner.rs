@@ -228,6 +228,12 @@ impl Planner {
                 }
             }
         } else {
+            // Jobs keep their deleted pods by a finalizer.
+            if pod.metadata.deletion_timestamp.is_some()
+                && drava_allocator::pod::node(&pod).is_none()
+            {
+                self.backlog.queue.keep_age(&uid);
+            }
             self.dequeue(&uid);
         }
         if let Some(gang) = gang {
@@ -245,6 +251,7 @@ impl Planner {
         if let Some(node) = self.world.cluster.remove_pod(uid) {
             self.backlog.wake(Wake::Ended { node });
         }
+        self.backlog.queue.keep_age(uid);
         self.dequeue(uid);
         let mut gang = None;
         if let Some(pod) = self.world.live_pods.get(uid) {

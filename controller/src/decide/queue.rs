@@ -13,11 +13,13 @@ use tokio::time::Instant;
 use crate::pods::gang::GangName;
 use crate::pods::pod;
 
+mod ages;
 mod due_index;
 mod node_set;
 pub(crate) mod pending_pod;
 mod wake_index;
 
+use ages::Ages;
 use due_index::{Due, DueIndex};
 use node_set::NodeNumbers;
 pub(crate) use node_set::NodeSet;
@@ -43,6 +45,7 @@ pub(crate) struct PodQueue {
     nodes: NodeNumbers,
     /// Thousands of pods have few different sets.
     node_sets: Known<NodeSet>,
+    ages: Ages,
 }
 
 impl PodQueue {
@@ -57,7 +60,9 @@ impl PodQueue {
                 self.unlink(uid, &before);
             }
             None => {
-                self.pods.insert(uid.to_owned(), PendingPod::new(pod));
+                let since = self.ages.take(&pod.metadata);
+                self.pods
+                    .insert(uid.to_owned(), PendingPod::new(pod, since));
             }
         }
         for key in keys {
@@ -73,6 +78,13 @@ impl PodQueue {
     fn touch(&mut self, uid: &str) {
         self.changed.insert(uid.to_owned());
         self.touched.insert(uid.to_owned());
+    }
+
+    /// A pod is deleted. If it has waited so far, the next pod of its controller has its age.
+    pub(crate) fn keep_age(&mut self, uid: &str) {
+        if let Some(pending) = self.pods.get(uid) {
+            self.ages.keep(&pending.pod.metadata, pending.since());
+        }
     }
 
     /// Removes a pod. Returns whether it was pending.

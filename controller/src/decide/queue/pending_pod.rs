@@ -35,6 +35,8 @@ pub(crate) const HEAD_PATIENCE: Duration = Duration::from_secs(300);
 pub(crate) struct PendingPod {
     /// The pod, reduced to the fields that decisions need.
     pub(crate) pod: Pod,
+    /// Since when a deleted pod of its controller had waited, whose age it has.
+    inherited: Option<Timestamp>,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
     /// The work for which the last decision was suspended, or that of the decision to which it yields.
@@ -151,8 +153,10 @@ pub(crate) fn hold(after: Duration, timeouts: u32) -> Duration {
 }
 
 impl PendingPod {
-    pub(crate) fn new(pod: Pod) -> Self {
+    /// A new pod, which has the age of a deleted one that had waited since `inherited`.
+    pub(crate) fn new(pod: Pod, inherited: Option<Timestamp>) -> Self {
         Self {
+            inherited,
             has_neighbor_rules: PodDemand::of(&pod).has_neighbor_rules(),
             pod,
             phase: Phase::Active,
@@ -213,14 +217,17 @@ impl PendingPod {
         }
     }
 
+    /// Returns the time that is the age of the pod in the queue: its creation, or since when a pod had waited whose age it has.
+    pub(super) fn since(&self) -> Timestamp {
+        let created = self.pod.metadata.creation_timestamp.as_ref();
+        let created = created.map_or(Timestamp::MIN, |created| created.0);
+        self.inherited.map_or(created, |since| since.min(created))
+    }
+
     /// Returns the order of the pod alone.
     pub(crate) fn order(&self) -> QueueOrder {
-        let metadata = &self.pod.metadata;
-        let created = metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::MIN, |created| created.0);
-        let name = object_key(metadata);
+        let created = self.since();
+        let name = object_key(&self.pod.metadata);
         QueueOrder {
             is_reclaiming: Reverse(self.is_reclaiming),
             priority: Reverse(pod::priority(&self.pod)),
@@ -421,7 +428,7 @@ mod tests {
 
     #[test]
     fn stops_avoiding_node_after_hold_when_pod_ends_there() {
-        let mut pending = PendingPod::new(pod("a", &[]));
+        let mut pending = PendingPod::new(pod("a", &[]), None);
         let now = Instant::now();
         pending.not_bound("n1", Duration::from_secs(60), now);
         pending.resources_freed("n1");
@@ -436,7 +443,7 @@ mod tests {
 
     #[test]
     fn decides_again_for_node_that_becomes_fit_meanwhile() {
-        let mut suspended = PendingPod::new(pod("a", &[]));
+        let mut suspended = PendingPod::new(pod("a", &[]), None);
         suspended.phase = Phase::Unschedulable;
         suspended.suspended_by = Some(Work::Searches);
         assert!(suspended.wake_key().unwrap().unfit.may_contain(Some(0)));
@@ -447,7 +454,7 @@ mod tests {
         suspended.decided();
         assert_eq!(suspended.phase, Phase::Active);
 
-        let mut behind = PendingPod::new(pod("b", &[]));
+        let mut behind = PendingPod::new(pod("b", &[]), None);
         let unfit = NodeNumbers::default().set(["n1"].into_iter());
         behind.set_unfit_nodes(Arc::new(unfit));
         behind.wait_behind(Instant::now() + MAX_HOLD);
@@ -461,7 +468,7 @@ mod tests {
         let unfit = Arc::new(unfit);
         let mut known = Known::default();
         let left = ["a", "b"].map(|name| {
-            let mut pending = PendingPod::new(pod(name, &[]));
+            let mut pending = PendingPod::new(pod(name, &[]), None);
             pending.set_unfit_nodes(Arc::clone(&unfit));
             assert!(pending.forget_node(0, &mut known));
             assert!(!pending.forget_node(0, &mut known));

@@ -103,6 +103,40 @@ fn schedules_by_priority_then_age() {
     assert_eq!(cluster.settle(), ["old → n1"]);
 }
 
+/// The first pod of job `a` is deleted in one of two ways, and created again when a pod of job `b` has waited for a while.
+#[test]
+fn next_pod_of_a_job_has_the_age_of_one_that_was_deleted_while_it_waited() {
+    let add = |cluster: &mut TestCluster, name: &str, job: &str, created: u8| {
+        cluster.add_claim(claim(name, "70Gi"));
+        let mut pod = pod(name, &[name]);
+        let created = format!("2026-01-01T00:00:{created}Z");
+        pod.metadata.creation_timestamp = Some(object(json!(created)));
+        pod.metadata.owner_references = Some(object(json!([{
+            "apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": true,
+        }])));
+        cluster.add_pod(pod);
+    };
+    for has_finalizer in [false, true] {
+        let mut cluster = TestCluster::new(&["n1"]);
+        cluster.add_running(&[("busy", "70Gi", 0)]);
+        add(&mut cluster, "a-1", "a", 10);
+        add(&mut cluster, "b-1", "b", 20);
+        assert!(cluster.settle().is_empty());
+        if has_finalizer {
+            cluster.start_deletion("a-1");
+        }
+        cluster.end("a-1");
+        assert!(cluster.settle().is_empty());
+        add(&mut cluster, "a-2", "a", 30);
+        add(&mut cluster, "a-3", "a", 31);
+        cluster.end("busy");
+        assert_eq!(cluster.settle(), ["a-2 → n1"]);
+        cluster.end("a-2");
+        // One pod has the age of a-1. a-3 waited already.
+        assert_eq!(cluster.settle(), ["b-1 → n1"]);
+    }
+}
+
 #[test]
 fn allocates_shared_claim_once_for_all_pods() {
     let mut cluster = TestCluster::new(&["n1", "n2"]);
