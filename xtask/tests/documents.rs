@@ -129,6 +129,14 @@ fn links_lead_to_files_and_headings() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
+/// One screen for each question: what is added goes into `docs`, or replaces something.
+#[test]
+fn readme_stays_short() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let words = readme.split_whitespace().count();
+    assert!(words <= 900, "README.md has {words} words");
+}
+
 #[test]
 fn index_names_every_page() {
     let index = fs::read_to_string(root().join("docs/README.md")).expect("docs/README.md");
