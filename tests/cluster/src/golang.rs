@@ -125,6 +125,14 @@ pub fn prometheus() -> Result<PathBuf> {
     Ok(build_module(&module::prometheus(), &cache_dir()?)?.join("prometheus"))
 }
 
+/// Builds Kueue's manager if the cache lacks it.
+///
+/// # Errors
+/// When the module cannot be fetched or compiled.
+pub fn kueue() -> Result<PathBuf> {
+    Ok(build_module(&module::kueue(), &cache_dir()?)?.join("kueue"))
+}
+
 /// Returns the program of the Go module in `directory`, for this release; builds it if the cache lacks it. The newest
 /// release is pinned by `go.mod`, others by `kubernetes-MINOR.mod`.
 ///

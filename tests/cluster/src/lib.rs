@@ -40,7 +40,7 @@ pub use cluster::{
 pub use component::Component;
 pub use control::{ComponentStatus, Phase};
 pub use golang::{
-    build_program, build_tools, cache_dir, helm, kubernetes_source, prometheus, promtool,
+    build_program, build_tools, cache_dir, helm, kubernetes_source, kueue, prometheus, promtool,
 };
 pub use host::{HostLock, lock_host};
 pub use progress::Progress;

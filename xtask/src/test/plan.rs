@@ -169,6 +169,13 @@ pub(super) fn plan<'a>(
             },
         );
     }
+    let mut kueue = None;
+    if has(Stage::E2e) {
+        kueue = plan.add(Stage::E2e, "build-kueue", Load::Heavy, &[tools], |_| {
+            drava_cluster::kueue()?;
+            Ok(Outcome::default())
+        });
+    }
     if has(Stage::Deny) {
         plan.add(Stage::Deny, "deny", Load::Heavy, &[], deny::run);
     }
@@ -258,7 +265,7 @@ pub(super) fn plan<'a>(
     }
     let mut e2e = None;
     if has(Stage::E2e) {
-        let after = [built, tools, cluster, prometheus];
+        let after = [built, tools, cluster, prometheus, kueue];
         e2e = plan.add(Stage::E2e, "e2e", Load::Light, &after, |_| {
             shared.trial.start(shared.artifacts()?)?;
             let binaries = shared.binaries()?;
@@ -266,7 +273,7 @@ pub(super) fn plan<'a>(
         });
         // A selection of tests is not worth the minute that a cluster takes to start.
         if filter.is_none() {
-            let after = [built, tools, cluster, prometheus, oldest, nodes];
+            let after = [built, tools, cluster, prometheus, kueue, oldest, nodes];
             plan.add(Stage::E2e, "e2e-2", Load::Light, &after, |_| {
                 let (artifacts, binaries) = (shared.artifacts()?, shared.binaries()?);
                 e2e::on_second_cluster(&shared.second_trial, &shared.queue, artifacts, binaries)

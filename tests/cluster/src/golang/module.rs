@@ -126,6 +126,14 @@ pub(super) fn prometheus() -> Module {
     }
 }
 
+/// Kueue's manager.
+pub(super) fn kueue() -> Module {
+    Module {
+        packages: vec!["sigs.k8s.io/kueue/cmd/kueue"],
+        ..Module::plain("kueue")
+    }
+}
+
 pub(super) fn pause() -> Module {
     Module {
         packages: vec!["drava.dev/cluster/pause"],
