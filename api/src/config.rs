@@ -213,9 +213,15 @@ pub struct MemoryConfig {
     /// Highest `limit` that a claim may choose; default: none. Class only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_limit: Option<Quantity>,
-    /// Memory that the share uses beyond its guarantee. Claim only.
+    /// Memory that the share uses beyond its guarantee. A claim may choose up to the class's `maxBurst`. Claim only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<MemoryBurst>,
+    /// The most that a claim may choose as `burst`; default: `unallocated`. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_burst: Option<MemoryBurst>,
+    /// Whether shares with `burst: idle` may use what a claim of the class is guaranteed and does not use; default: no. Class only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lend_idle: Option<bool>,
     /// How the share gives that memory back. Claim only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<MemoryReclaim>,
@@ -457,9 +463,6 @@ impl VgpuConfig {
         }
         if text_of("computePolicy") == "token" {
             return Err(ConfigError::TimeSlices);
-        }
-        if parameters.pointer("/memory/burst").and_then(Value::as_str) == Some("idle") {
-            return Err(BurstError::Idle.into());
         }
         serde_path_to_error::deserialize(parameters).map_err(|error| ConfigError::Field {
             path: match error.path().to_string() {

@@ -193,10 +193,10 @@ pub struct PodOwner {
 }
 
 impl PodOwner {
-    /// Returns the owner of the pod with this metadata: for pods of a Deployment, the Deployment, and for a pod without controller the
-    /// pod.
+    /// Returns the owner of the pod with this metadata: for pods of a Deployment, the Deployment, for those of a Job of a CronJob, the
+    /// CronJob, and for a pod without controller the pod. `job` is the Job of the pod ([`job_of`]), if it is known.
     #[must_use]
-    pub fn of(pod: &ObjectMeta) -> Self {
+    pub fn of(pod: &ObjectMeta, job: Option<&ObjectMeta>) -> Self {
         let owned = |kind: &str, name: &str| Self {
             kind: kind.to_owned(),
             name: name.to_owned(),
@@ -204,6 +204,9 @@ impl PodOwner {
         let Some(owner) = controller(pod) else {
             return owned("Pod", pod.name.as_deref().unwrap_or_default());
         };
+        if let Some(cron_job) = cron_job_of(pod, job) {
+            return owned(&cron_job.kind, &cron_job.name);
+        }
         let hash = pod
             .labels
             .iter()
@@ -214,6 +217,23 @@ impl PodOwner {
             None => owned(&owner.kind, &owner.name),
         }
     }
+}
+
+/// Returns the Job that controls a pod.
+#[must_use]
+pub fn job_of(pod: &ObjectMeta) -> Option<&OwnerReference> {
+    controller(pod).filter(|owner| owner.kind == "Job" && owner.api_version.starts_with("batch/"))
+}
+
+/// Returns the CronJob of a pod with this Job. Another Job with the name of an earlier one is not that of the pod.
+#[must_use]
+pub fn cron_job_of<'a>(
+    pod: &ObjectMeta,
+    job: Option<&'a ObjectMeta>,
+) -> Option<&'a OwnerReference> {
+    let owner = job_of(pod)?;
+    let job = job.filter(|job| job.uid.as_ref() == Some(&owner.uid))?;
+    controller(job).filter(|owner| owner.kind == "CronJob")
 }
 
 /// Returns the controller of an object.

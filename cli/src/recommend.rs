@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context as _;
-use drava_api::recommendation::{Confidence, MARGIN, MARGIN_AFTER_DENIAL, Note};
+use drava_api::recommendation::{Confidence, MARGIN, MARGIN_AFTER_DENIAL, Note, job_of};
 use drava_explanation::table;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -141,7 +142,9 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
             recommendations: objects::recommendations(&objects),
         });
     };
-    let workloads = Workloads::of(&pods(&client, namespace).await?);
+    let pods = pods(&client, namespace).await?;
+    let jobs = jobs(&client, namespace, &pods).await?;
+    let workloads = Workloads::of(&pods, &jobs);
     let source = Source {
         prometheus,
         since: options.since,
@@ -161,6 +164,20 @@ async fn pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<Po
     };
     let found = pods.list(&ListParams::default()).await;
     let found = found.context("cannot list pods; with -n, those of one namespace are enough")?;
+    Ok(found.items)
+}
+
+/// Returns the Jobs, if pods are of some: those of a CronJob are one workload.
+async fn jobs(client: &Client, namespace: Option<&str>, pods: &[Pod]) -> anyhow::Result<Vec<Job>> {
+    if !pods.iter().any(|pod| job_of(&pod.metadata).is_some()) {
+        return Ok(Vec::new());
+    }
+    let jobs = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let found = jobs.list(&ListParams::default()).await;
+    let found = found.context("cannot list jobs; with -n, those of one namespace are enough")?;
     Ok(found.items)
 }
 
@@ -544,7 +561,7 @@ mod tests {
             "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "db-0-gpu-aaaaa"}]},
         }))
         .expect("a pod");
-        let workloads = Workloads::of(&[pod]);
+        let workloads = Workloads::of(&[pod], &[]);
         let of = |claim: &str, value: f64| {
             series(
                 &[("namespace", "a"), ("claim", claim), ("request", "gpu")],

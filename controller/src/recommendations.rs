@@ -11,10 +11,11 @@ use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::quota::ShareAmounts;
 use drava_api::recommendation::{
-    GpuShareRecommendation, GpuShareRecommendationStatus, UsageHistory, status,
+    GpuShareRecommendation, GpuShareRecommendationStatus, UsageHistory, job_of, status,
 };
 use futures::StreamExt as _;
 use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -247,17 +248,24 @@ impl Recommender {
         if claim.metadata.uid.as_deref() != Some(share.uid.as_str()) {
             return Ok(None);
         }
-        let pod = match pod_of(&claim.metadata) {
+        let (pod, job) = match pod_of(&claim.metadata) {
             Some(pod) => {
                 let pods: Api<Pod> = Api::namespaced(self.client.clone(), &share.namespace);
                 let Some(pod) = pods.get_metadata_opt(pod).await? else {
                     return Ok(None);
                 };
-                Some(pod.metadata)
+                let job = match job_of(&pod.metadata) {
+                    Some(job) => {
+                        let jobs: Api<Job> = Api::namespaced(self.client.clone(), &share.namespace);
+                        jobs.get_metadata_opt(&job.name).await?
+                    }
+                    None => None,
+                };
+                (Some(pod.metadata), job.map(|job| job.metadata))
             }
-            None => None,
+            None => (None, None),
         };
-        Ok(owner_of(&claim.metadata, pod.as_ref()))
+        Ok(owner_of(&claim.metadata, pod.as_ref(), job.as_ref()))
     }
 
     async fn create(

@@ -39,6 +39,7 @@ use crate::gpus::inventory::OpenLibrary;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::process::Processes;
+use crate::prepare::apply::{MissedReclaims, Unreturned};
 use crate::prepare::record::{ClaimRecord, Loaded, RecordStore, RecordVersion};
 use crate::prepare::{Prepared, Share, spec};
 
@@ -52,7 +53,7 @@ use node::gpu::{Gpu, Shares};
 use node::now_us;
 use node::nvml_observer::{Observation, ObservationSender, Observer};
 use node::tracked_share::{Opened, TrackedShare};
-use policy::burst::ShareMemory;
+use policy::burst::{Loan, ShareMemory};
 use policy::detection::{ViolationChange, ViolationKind};
 use policy::schedule::Schedule;
 pub use policy::share_metrics;
@@ -87,6 +88,8 @@ pub struct Config {
     /// Returns the memory that the shares of a GPU can get together, bytes; `None` while it is unknown, and where no limit of memory
     /// holds.
     pub allocatable: Estimate,
+    /// Counts guarantees that lent memory is not back for in time.
+    pub missed_reclaims: MissedReclaims,
     /// Receives the metrics of all shares once per second.
     pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
 }
@@ -483,6 +486,8 @@ impl Agent {
             held_bytes,
             kept_bytes: share.kept().memory_bytes,
             limit_bytes: None,
+            bursts_idle: false,
+            loan: Loan::default(),
             present_bytes,
             unreturned_bytes,
             used_bytes: None,
@@ -508,7 +513,10 @@ impl Agent {
             .map(|(uuid, gpu)| self.memory_of(uuid, gpu));
         let memory: Vec<GpuMemory> = memory.collect();
         for ((uuid, gpu), memory) in self.gpus.iter_mut().zip(&memory) {
-            if gpu.divide_memory(now_us, memory, &mut self.shares)
+            let divided = gpu.divide_memory(now_us, memory, &mut self.shares);
+            let missed = self.config.missed_reclaims.of(Unreturned::InUse);
+            missed.inc_by(divided.missed);
+            if divided.needs_observation
                 && let Some(observer) = self.observers.get(uuid)
             {
                 observer.request();

@@ -423,6 +423,7 @@ impl Shared {
             open: observe,
             estimate: active::estimate(self.gpus.clone()),
             allocatable: active::allocatable(self.gpus.clone()),
+            missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
             metrics: self.metrics.shares.clone(),
         };
         let suspend = SuspendNode {

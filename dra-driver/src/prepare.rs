@@ -98,6 +98,9 @@ enum RecordedAccess {
     /// A share with a limit above its guarantee. A build that does not know this kind leaves the GPUs of the claim alone: it would
     /// give lent memory to other claims.
     BurstShare(Share),
+    /// A share that lends what it does not use of its guarantee. A build that does not know this kind leaves the GPU alone: it would
+    /// never give the share what is lent.
+    LendingShare(Share),
     /// A share of the multiprocessors. A build that does not know this kind leaves the GPU alone, whose programs are clients of MPS.
     SpatialShare(Share),
     Partition(Partition),
@@ -110,6 +113,7 @@ impl From<Access> for RecordedAccess {
             Access::Whole => Self::Whole,
             Access::Share(share) if share.is_spatial() => Self::SpatialShare(share),
             Access::Share(share) if share.can_burst() => Self::BurstShare(share),
+            Access::Share(share) if share.lends_idle => Self::LendingShare(share),
             Access::Share(share) => Self::Share(share),
             Access::Partition(partition) => Self::Partition(partition),
             Access::Admin => Self::Admin,
@@ -123,6 +127,7 @@ impl From<RecordedAccess> for Access {
             RecordedAccess::Whole => Self::Whole,
             RecordedAccess::Share(share)
             | RecordedAccess::BurstShare(share)
+            | RecordedAccess::LendingShare(share)
             | RecordedAccess::SpatialShare(share) => Self::Share(share),
             RecordedAccess::Partition(partition) => Self::Partition(partition),
             RecordedAccess::Admin => Self::Admin,
@@ -142,6 +147,12 @@ pub struct Share {
     /// guarantee.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
+    /// Whether that includes what other shares are guaranteed and do not use.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bursts_idle: bool,
+    /// Whether other shares may use what this one is guaranteed and does not use.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lends_idle: bool,
     /// Guaranteed percent of GPU time; 0 is best effort.
     pub cores: u64,
     /// Slots of the GPU that the share uses.

@@ -5,5 +5,6 @@ pub(crate) mod environment;
 pub(crate) mod gpu;
 pub(crate) mod identity;
 pub(crate) mod imports;
+pub(crate) mod lending;
 pub(crate) mod share;
 pub(crate) mod shares;

@@ -6,6 +6,7 @@
 mod agent;
 mod captures;
 mod compute;
+mod elastic;
 mod entry_points;
 mod events;
 mod handles;
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS")]
     mix_seconds: Option<f64>,
     /// Run only the parts with these names (loads, account, launches, entry-points, memory, events, compute, agent,
-    /// spatial, programs), and rows whose titles begin so.
+    /// elastic, spatial, programs), and rows whose titles begin so.
     #[arg(long, value_delimiter = ',', value_name = "PART|ROW")]
     only: Vec<String>,
     /// Another library to preload, for a column of its own in the rows of memory, shares and launches. It gets the variables
@@ -97,6 +98,8 @@ enum Part {
     Compute,
     /// Two tenants with the node agent.
     Agent,
+    /// Shares that grow, and memory that is lent and taken back.
+    Elastic,
     /// Two clients of MPS against two tenants that take turns.
     Spatial,
     /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
@@ -104,7 +107,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Loads,
         Self::Account,
         Self::Launches,
@@ -113,6 +116,7 @@ impl Part {
         Self::Events,
         Self::Compute,
         Self::Agent,
+        Self::Elastic,
         Self::Spatial,
         Self::Programs,
     ];
@@ -127,6 +131,7 @@ impl Part {
             Self::Events => "Short kernels",
             Self::Compute => "GPU time",
             Self::Agent => "Two tenants with the node agent",
+            Self::Elastic => "Memory that changes while programs run",
             Self::Spatial => "Spatial shares",
             Self::Programs => "Programs",
         }
@@ -148,6 +153,7 @@ impl Part {
             Self::Events => events::rows(setup, rows),
             Self::Compute => compute::rows(setup, args, rows),
             Self::Agent => agent::rows(setup, args.seconds, rows),
+            Self::Elastic => elastic::rows(setup, rows),
             Self::Spatial => spatial::rows(setup, args.seconds, rows),
             Self::Programs => programs::rows(setup, rows),
         }

@@ -7,12 +7,16 @@ use super::Settings;
 use crate::Quantity;
 
 /// Memory that a share uses beyond its guarantee.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "camelCase")]
 pub enum MemoryBurst {
     /// Memory of the GPU that no claim holds.
     #[default]
     Unallocated,
+    /// Also what other shares are guaranteed and do not use, where their classes lend it.
+    Idle,
 }
 
 /// How a share gives back memory beyond its guarantee.
@@ -27,12 +31,6 @@ pub enum MemoryReclaim {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BurstError {
-    /// Burst into unused guarantees.
-    #[error(
-        "config field memory.burst: `idle` (what other shares are guaranteed and do not use) is not supported, because their \
-         owners could get it back only by a suspension of this share; use `unallocated`"
-    )]
-    Idle,
     /// The limit is not an amount of memory.
     #[error("config field memory.limit: {0} is no amount of memory; use for example 12Gi")]
     Amount(Quantity),

@@ -15,9 +15,10 @@ use crate::Quantity;
 /// | `computePolicy` | any | `fixed`, unless the class says `spatial` |
 /// | `priority` | any | up to the class's `maxPriority` |
 /// | `maxPriority`, `memory.policy`, `memory.enforcement`, `enforcement`, `unmetered` | any | – |
-/// | `memory.maxLimit` | any | – |
+/// | `memory.maxLimit`, `memory.maxBurst`, `memory.lendIdle` | any | – |
 /// | `memory.limit` | – | up to the class's `memory.maxLimit` |
-/// | `memory.percent`, `memory.burst`, `memory.reclaim` | – | any |
+/// | `memory.burst` | – | up to the class's `memory.maxBurst` |
+/// | `memory.percent`, `memory.reclaim` | – | any |
 /// | `placement` | any | any |
 /// | `suspend.allowed` | any | `true` unless the class says `false` |
 /// | `suspend.maxSuspendSeconds` | any | up to the class's |
@@ -81,6 +82,10 @@ pub struct Settings {
     pub max_memory_limit: Option<Quantity>,
     /// Memory that the share uses beyond its guarantee.
     pub memory_burst: MemoryBurst,
+    /// The most that a claim may choose of that.
+    pub max_memory_burst: MemoryBurst,
+    /// Whether other shares may use what the share is guaranteed and does not use; see [`Settings::lends_idle`].
+    pub memory_lend_idle: bool,
     /// How the share gives that memory back.
     pub memory_reclaim: Option<MemoryReclaim>,
     /// Reaction to a process that bypasses or exceeds its limits.
@@ -121,6 +126,8 @@ impl Settings {
             memory_limit: memory.limit.or(self.memory_limit),
             max_memory_limit: memory.max_limit.or(self.max_memory_limit),
             memory_burst: memory.burst.unwrap_or(self.memory_burst),
+            max_memory_burst: memory.max_burst.unwrap_or(self.max_memory_burst),
+            memory_lend_idle: memory.lend_idle.unwrap_or(self.memory_lend_idle),
             memory_reclaim: memory.reclaim.or(self.memory_reclaim),
             enforcement: config.enforcement.unwrap_or(self.enforcement),
             placement: Placement {
@@ -144,6 +151,16 @@ impl Settings {
     #[must_use]
     pub fn is_spatial(&self) -> bool {
         self.compute_policy == ComputePolicy::Spatial
+    }
+
+    /// Returns whether other shares may use what the share is guaranteed and does not use: not if it can use more itself, if it may be
+    /// suspended, because a resumed share needs all of it at once, or if the programs are clients of MPS.
+    #[must_use]
+    pub fn lends_idle(&self) -> bool {
+        self.memory_lend_idle
+            && self.memory_limit.is_none()
+            && !self.allows_suspend()
+            && !self.is_spatial()
     }
 
     fn claim_priority_limit(&self) -> Priority {
@@ -187,6 +204,15 @@ impl Settings {
         }
         if memory.max_limit.is_some() {
             return forbidden("memory.maxLimit", class_only);
+        }
+        if memory.max_burst.is_some() {
+            return forbidden("memory.maxBurst", class_only);
+        }
+        if memory.lend_idle.is_some() {
+            return forbidden("memory.lendIdle", class_only);
+        }
+        if memory.burst > Some(self.max_memory_burst) {
+            return forbidden("memory.burst", "the class has no memory.maxBurst: idle");
         }
         match (memory.limit, self.max_memory_limit) {
             (Some(_), None) => {

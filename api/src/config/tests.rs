@@ -45,7 +45,7 @@ fn names_field_in_errors() {
         ),
         (
             document(json!({"memory": {"percnt": 5}})),
-            "config field memory.percnt: unknown field `percnt`, expected one of `percent`, `policy`, `enforcement`, `limit`, `maxLimit`, `burst`, `reclaim`",
+            "config field memory.percnt: unknown field `percnt`, expected one of `percent`, `policy`, `enforcement`, `limit`, `maxLimit`, `burst`, `maxBurst`, `lendIdle`, `reclaim`",
         ),
         (
             document(json!({"memory": {"percent": 101}})),
@@ -338,6 +338,13 @@ fn limits_burst_to_class_maximum() {
         message(&[raised, class]),
         "config field memory.maxLimit: not allowed in a claim (only in a device class)"
     );
+    for (field, value) in [("maxBurst", json!("idle")), ("lendIdle", json!(true))] {
+        let raised = allocation_config("FromClaim", &[], json!({"memory": {field: value}}));
+        assert_eq!(
+            message(&[raised]),
+            format!("config field memory.{field}: not allowed in a claim (only in a device class)")
+        );
+    }
     for (field, value) in [
         ("limit", "12Gi"),
         ("burst", "unallocated"),
@@ -379,8 +386,7 @@ fn refuses_burst_that_cannot_be_given_back() {
             json!({"limit": "12Gi", "burst": "idle", "reclaim": "kill"}),
             GIB
         ),
-        "config field memory.burst: `idle` (what other shares are guaranteed and do not use) is not supported, because their \
-         owners could get it back only by a suspension of this share; use `unallocated`"
+        "config field memory.burst: not allowed in a claim (the class has no memory.maxBurst: idle)"
     );
     assert!(
         message(json!({"limit": "12Gi", "reclaim": "suspend"}), GIB)
@@ -389,6 +395,61 @@ fn refuses_burst_that_cannot_be_given_back() {
     // No more than the guarantee needs nothing.
     assert_eq!(limit(json!({"limit": "4Gi"}), 4 * GIB).unwrap(), None);
     assert_eq!(limit(json!({"reclaim": "kill"}), 4 * GIB).unwrap(), None);
+}
+
+#[test]
+fn bursts_into_idle_guarantees_as_class_allows() {
+    let burst = |max: Value, chosen: Value| {
+        let class = json!({"memory": {"maxLimit": "16Gi", "maxBurst": max}});
+        let claim = json!({"memory": {"limit": "12Gi", "burst": chosen, "reclaim": "kill"}});
+        let configs = [
+            allocation_config("FromClass", &[], class),
+            allocation_config("FromClaim", &[], claim),
+        ];
+        let settings = resolve(&configs, "gpu");
+        settings.ok().map(|settings| settings.memory_burst)
+    };
+    let (idle, unallocated) = (json!("idle"), json!("unallocated"));
+    let cases = [
+        (&idle, &idle, Some(MemoryBurst::Idle)),
+        (&idle, &unallocated, Some(MemoryBurst::Unallocated)),
+        (&idle, &Value::Null, Some(MemoryBurst::Unallocated)),
+        (&unallocated, &idle, None),
+        (&Value::Null, &idle, None),
+    ];
+    for (max, chosen, expected) in cases {
+        let found = burst(max.clone(), chosen.clone());
+        assert_eq!(found, expected, "{chosen} of {max}");
+    }
+}
+
+#[test]
+fn lends_idle_guarantee_only_where_it_can_be_given_back() {
+    let lends = |class: Value, claim: Value| {
+        let configs = [
+            allocation_config("FromClass", &[], class),
+            allocation_config("FromClaim", &[], claim),
+        ];
+        resolve(&configs, "gpu").unwrap().lends_idle()
+    };
+    let class = |lend: bool, other: Value| {
+        let mut fields = json!({"memory": {"lendIdle": lend, "maxLimit": "16Gi"}});
+        if let (Some(fields), Value::Object(other)) = (fields.as_object_mut(), other) {
+            fields.extend(other);
+        }
+        fields
+    };
+    assert!(lends(class(true, json!({})), json!({})));
+    assert!(!lends(class(false, json!({})), json!({})));
+    assert!(!lends(json!({}), json!({})));
+    let limit = json!({"memory": {"limit": "12Gi", "reclaim": "kill"}});
+    assert!(!lends(class(true, json!({})), limit));
+    let suspend = json!({"suspend": {"allowed": true}});
+    assert!(!lends(class(true, json!({})), suspend));
+    assert!(!lends(
+        class(true, json!({"computePolicy": "spatial"})),
+        json!({})
+    ));
 }
 
 #[test]
@@ -470,7 +531,7 @@ fn documents_every_field() {
         "computePolicy": "fixed", "priority": 1, "maxPriority": 2,
         "memory": {
             "percent": 50, "policy": "spill", "limit": "12Gi", "maxLimit": "16Gi", "burst": "unallocated", "reclaim": "kill",
-            "enforcement": "driver",
+            "maxBurst": "idle", "lendIdle": true, "enforcement": "driver",
         },
         "enforcement": "required",
         "placement": {"node": "spread", "gpu": "binpack"}, "unmetered": true, "suspend": {"allowed": true, "maxSuspendSeconds": 600},
@@ -490,6 +551,8 @@ fn documents_every_field() {
                 limit: Some(_),
                 max_limit: Some(_),
                 burst: Some(_),
+                max_burst: Some(_),
+                lend_idle: Some(_),
                 reclaim: Some(_),
                 enforcement: Some(_),
             }),

@@ -161,6 +161,7 @@ pub(super) fn required(state: &ClusterState) -> Vec<Permission> {
                     None,
                 ),
             ),
+            (RECOMMENDATIONS, ("get", "batch", "jobs", None)),
             (
                 COMPATIBILITY,
                 ("create", DRA, "resourceclaimtemplates", None),

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::recommendation::PodOwner;
+use drava_api::recommendation::{PodOwner, job_of};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -31,13 +32,16 @@ impl Workload {
         };
         let before = |parts: usize| pod.rsplitn(parts + 1, '-').nth(parts) == Some(&self.name);
         let is_index = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        let has_index = |parts: usize| pod.rsplit('-').nth(parts).is_some_and(is_index);
         match self.kind.as_str() {
             "Pod" => pod == self.name,
             // The hash of the ReplicaSet, and generated characters.
             "Deployment" => before(2),
             "ReplicaSet" | "StatefulSet" | "DaemonSet" => before(1),
             // Pods of an indexed job have their index before the generated characters.
-            "Job" => before(1) || (before(2) && pod.rsplit('-').nth(1).is_some_and(is_index)),
+            "Job" => before(1) || (before(2) && has_index(1)),
+            // Its Jobs have the minute for which they were created at the end of their names.
+            "CronJob" => (before(2) && has_index(1)) || (before(3) && has_index(1) && has_index(2)),
             _ => false,
         }
     }
@@ -53,10 +57,10 @@ pub(super) struct Workloads {
 }
 
 impl Workloads {
-    /// Reads the workloads of pods.
-    pub(super) fn of(pods: &[Pod]) -> Self {
+    /// Reads the workloads of pods, of which some are of these Jobs.
+    pub(super) fn of(pods: &[Pod], jobs: &[Job]) -> Self {
         let mut workloads = Self::default();
-        for (namespace, claim, workload) in pods.iter().flat_map(claims_of) {
+        for (namespace, claim, workload) in pods.iter().flat_map(|pod| claims_of(pod, jobs)) {
             let key = (namespace, claim);
             if workloads.living.insert(key, workload.clone()).is_none() {
                 *workloads.counts.entry(workload).or_default() += 1;
@@ -84,9 +88,13 @@ impl Workloads {
 
 /// Returns namespace, name and workload of each claim of a pod. A claim that the pod names itself is its own workload: several
 /// pods may use it.
-fn claims_of(pod: &Pod) -> Vec<(String, String, Workload)> {
+fn claims_of(pod: &Pod, jobs: &[Job]) -> Vec<(String, String, Workload)> {
     let namespace = pod.namespace().unwrap_or_default();
-    let PodOwner { kind, name } = PodOwner::of(&pod.metadata);
+    let job = job_of(&pod.metadata).and_then(|owner| {
+        let mut jobs = jobs.iter().map(|job| &job.metadata);
+        jobs.find(|job| job.uid.as_ref() == Some(&owner.uid))
+    });
+    let PodOwner { kind, name } = PodOwner::of(&pod.metadata, job);
     let spec = pod.spec.iter();
     let claims = spec.flat_map(|spec| spec.resource_claims.iter().flatten());
     let statuses = pod.status.iter();
@@ -146,6 +154,10 @@ mod tests {
             ("Job", "train", "train-x7k2p-gpu-abcde", true),
             ("Job", "train", "train-12-x7k2p-gpu-abcde", true),
             ("Job", "train", "train-big-x7k2p-gpu-abcde", false),
+            ("CronJob", "night", "night-29401200-x7k2p-gpu-abcde", true),
+            ("CronJob", "night", "night-29401200-3-x7k2p-gpu-abcde", true),
+            ("CronJob", "night", "night-x7k2p-gpu-abcde", false),
+            ("CronJob", "night", "night-big-x7k2p-gpu-abcde", false),
             ("Pod", "one", "one-gpu-abcde", true),
             ("Pod", "one", "one-0-gpu-abcde", false),
             ("PyTorchJob", "p", "p-worker-0-gpu-abcde", false),
@@ -160,7 +172,7 @@ mod tests {
     fn counts_claims_by_workload() {
         let pod = |name: &str, owner: Option<(&str, &str)>| {
             let owners = owner.map(|(kind, name)| {
-                json!([{"apiVersion": "v1", "kind": kind, "name": name, "uid": "u", "controller": true}])
+                json!([{"apiVersion": "batch/v1", "kind": kind, "name": name, "uid": "u", "controller": true}])
             });
             serde_json::from_value(json!({
                 "metadata": {
@@ -184,8 +196,12 @@ mod tests {
             pod("web-5d9c-bbbbb", replica_set),
             pod("alone", None),
             pod("set-0", Some(("LeaderWorkerSet", "set"))),
+            pod("night-29-aaaaa", Some(("Job", "night-29"))),
         ];
-        let found = Workloads::of(&pods);
+        let job = json!({"metadata": {"name": "night-29", "uid": "u", "ownerReferences": [
+            {"apiVersion": "batch/v1", "kind": "CronJob", "name": "night", "uid": "n", "controller": true},
+        ]}});
+        let found = Workloads::of(&pods, &[serde_json::from_value(job).expect("a job")]);
         let named = Workload {
             claim: "named".to_owned(),
             ..workload("ResourceClaim", "named")
@@ -194,6 +210,7 @@ mod tests {
             (workload("Deployment", "web"), 2),
             (workload("Pod", "alone"), 1),
             (workload("LeaderWorkerSet", "set"), 1),
+            (workload("CronJob", "night"), 1),
             (named.clone(), 1),
         ]);
         assert_eq!(found.counts, expected);

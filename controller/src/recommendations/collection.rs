@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drava_api::Quantity;
 use drava_api::quota::ShareAmounts;
 use drava_api::recommendation::{
-    GpuShareRecommendationSpec, PodOwner, Reading, UsageHistory, controller,
+    GpuShareRecommendationSpec, PodOwner, Reading, UsageHistory, controller, cron_job_of,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -43,8 +43,13 @@ fn pod_claim_name(claim: &ObjectMeta) -> Option<&str> {
     Some(annotations.get(POD_CLAIM_NAME)?.as_str())
 }
 
-/// Returns the workload of a claim by its metadata and those of its pod; `None` for a claim of another program.
-pub(super) fn owner_of(claim: &ObjectMeta, pod: Option<&ObjectMeta>) -> Option<ClaimOwner> {
+/// Returns the workload of a claim by its metadata, those of its pod, and those of the Job of the pod; `None` for a claim of another
+/// program.
+pub(super) fn owner_of(
+    claim: &ObjectMeta,
+    pod: Option<&ObjectMeta>,
+    job: Option<&ObjectMeta>,
+) -> Option<ClaimOwner> {
     let created = claim.creation_timestamp.as_ref().map(|time| time.0);
     let reference = |api_version: &str, kind: &str, metadata: &ObjectMeta| {
         Some(OwnerReference {
@@ -56,8 +61,9 @@ pub(super) fn owner_of(claim: &ObjectMeta, pod: Option<&ObjectMeta>) -> Option<C
         })
     };
     if let Some(pod) = pod {
-        let PodOwner { kind, name } = PodOwner::of(pod);
-        let owner = match controller(pod) {
+        let PodOwner { kind, name } = PodOwner::of(pod, job);
+        // The Jobs of a CronJob are deleted one after the other.
+        let owner = match cron_job_of(pod, job).or_else(|| controller(pod)) {
             // The API server checks who may block the deletion of an owner, and an object has one controller.
             Some(owner) => OwnerReference {
                 controller: None,

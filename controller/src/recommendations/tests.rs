@@ -350,7 +350,7 @@ fn claims_that_pods_name_are_workloads_of_their_own() {
     };
     let named = metadata(json!({"name": "shared", "uid": "u"}));
     assert_eq!(pod_of(&named), None);
-    let owner = owner_of(&named, None).expect("an owner");
+    let owner = owner_of(&named, None, None).expect("an owner");
     assert_eq!(
         format!("{owner:?}").matches("ResourceClaim").count(),
         2,
@@ -359,16 +359,64 @@ fn claims_that_pods_name_are_workloads_of_their_own() {
     let controller =
         json!({"apiVersion": "v1", "kind": "Other", "name": "o", "uid": "o", "controller": true});
     let foreign = metadata(json!({"name": "c", "uid": "u", "ownerReferences": [controller]}));
-    assert_eq!(owner_of(&foreign, None), None);
+    assert_eq!(owner_of(&foreign, None, None), None);
     let pod = metadata(json!({"name": "alone", "uid": "p"}));
     let claim = metadata(json!({
         "name": "alone-gpu", "uid": "u", "annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"},
         "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "alone", "uid": "p", "controller": true}],
     }));
     assert_eq!(pod_of(&claim), Some("alone"));
-    let owner = owner_of(&claim, Some(&pod)).expect("an owner");
+    let owner = owner_of(&claim, Some(&pod), None).expect("an owner");
     assert!(
         format!("{owner:?}").contains(r#"kind: "Pod", name: "alone", uid: "p""#),
         "{owner:?}"
     );
+}
+
+/// The Jobs of a CronJob come and go: they have one history.
+#[test]
+fn jobs_of_cron_job_are_one_workload() {
+    let owned = |name: &str, uid: &str, (api, kind, owner): (&str, &str, &str)| {
+        let owner = json!({"apiVersion": api, "kind": kind, "name": owner, "uid": owner, "controller": true});
+        let metadata = json!({"name": name, "uid": uid, "ownerReferences": [owner]});
+        object::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>(metadata)
+    };
+    let mut claim = owned("nightly-29-x-gpu", "c", ("v1", "Pod", "nightly-29-x"));
+    claim.annotations = Some(
+        [(
+            "resource.kubernetes.io/pod-claim-name".to_owned(),
+            "gpu".to_owned(),
+        )]
+        .into(),
+    );
+    let pod = owned("nightly-29-x", "p", ("batch/v1", "Job", "nightly-29"));
+    let job = owned(
+        "nightly-29",
+        "nightly-29",
+        ("batch/v1", "CronJob", "nightly"),
+    );
+    let found = |job: Option<&_>| format!("{:?}", owner_of(&claim, Some(&pod), job));
+    let of_cron_job = found(Some(&job));
+    assert!(
+        of_cron_job.contains(r#"kind: "CronJob", name: "nightly""#),
+        "{of_cron_job}"
+    );
+    assert!(
+        of_cron_job.contains(r#"name: "nightly", uid: "nightly""#),
+        "{of_cron_job}"
+    );
+    // Another Job with that name, a Job by itself, and one that is gone.
+    let another = owned("nightly-29", "later", ("batch/v1", "CronJob", "nightly"));
+    let alone = owned(
+        "nightly-29",
+        "nightly-29",
+        ("kueue.x-k8s.io/v1", "Workload", "w"),
+    );
+    for job in [Some(&another), Some(&alone), None] {
+        let found = found(job);
+        assert!(
+            found.contains(r#"kind: "Job", name: "nightly-29""#),
+            "{found}"
+        );
+    }
 }

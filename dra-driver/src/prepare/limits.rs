@@ -42,6 +42,7 @@ pub(super) fn page(
             driver_reserve_bytes: reserve,
             driver_excess_bytes: 0,
             driver_surplus_bytes: 0,
+            lent_bytes: 0,
             cores,
             compute_policy: match share.compute_policy {
                 ComputePolicy::Balance => abi::ComputePolicy::Balance,

@@ -3,7 +3,7 @@
 //! The plan validates the allocation before the node is changed. Both the config of the claim and the allocation are
 //! untrusted input.
 
-use drava_api::config::{self, ConfigError, MemoryEnforcement, Percent, Settings};
+use drava_api::config::{self, ConfigError, MemoryBurst, MemoryEnforcement, Percent, Settings};
 use drava_api::{Quantity, names};
 use drava_nvml::Gpu;
 use drava_vgpu_abi::DeviceUuid;
@@ -359,10 +359,13 @@ fn share(
         cores,
         slots,
     } = amounts;
+    let limit_bytes = limit_bytes(result, settings, memory_bytes)?;
     Ok(Share {
         id,
         memory_bytes,
-        limit_bytes: limit_bytes(result, settings, memory_bytes)?,
+        limit_bytes,
+        bursts_idle: limit_bytes.is_some() && settings.memory_burst == MemoryBurst::Idle,
+        lends_idle: settings.lends_idle(),
         cores,
         slots,
         compute_policy: settings.compute_policy,

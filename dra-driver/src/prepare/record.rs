@@ -314,6 +314,8 @@ pub(crate) mod fixture {
         let uid = format!("00000000-0000-4000-8000-{number:012}");
         let share = Share {
             limit_bytes: None,
+            bursts_idle: false,
+            lends_idle: false,
             id: ShareId::parse(&uid).unwrap(),
             memory_bytes: amounts.memory_bytes,
             cores: amounts.cores,

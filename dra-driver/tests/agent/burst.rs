@@ -1,6 +1,7 @@
 //! Memory beyond the guarantees: lent while no claim holds it, and taken back before a claim gets it, with `libvgpu.so` on a simulated
 //! machine. The GPU gives its shares 16 GiB.
 
+use std::mem::offset_of;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +12,11 @@ use drava_dra_driver::agent::{Agent, Config, Finding, FindingKind};
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::node::mounts::MountedShare;
 use drava_dra_driver::node::process::Processes;
+use drava_dra_driver::prepare::apply::{MissedReclaims, Unreturned};
 use drava_dra_driver::prepare::{Grant, Share};
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::region::Header;
 
 use crate::node::{GIB, GPU, MIB, RunningAgent, TestNode, eventually};
 use crate::virtual_clock::FakeProcess;
@@ -22,7 +25,7 @@ use crate::virtual_clock::FakeProcess;
 const CONTEXT_BYTES: u64 = 528 * MIB;
 
 /// Returns the limits of a share with this memory.
-fn limits(gib: u64) -> Limits {
+pub(crate) fn limits(gib: u64) -> Limits {
     Limits {
         driver_reserve_bytes: CONTEXT_BYTES,
         ..Limits::memory(gib * GIB)
@@ -71,6 +74,21 @@ fn await_limit(node: &TestNode, number: u32, gib: u64) {
     eventually(&format!("a limit of {gib} GiB of share {number}"), || {
         (node.page(number).memory_limit_bytes == Some(gib * GIB)).then_some(())
     });
+}
+
+/// Returns what a companion adds to a share.
+pub(crate) fn grant(gib: u64, is_ending: bool) -> Grant {
+    Grant {
+        claim: ClaimRef {
+            namespace: "default".to_owned(),
+            name: "more".to_owned(),
+            uid: gpu_node::claim_uid(9).unwrap(),
+        },
+        memory_bytes: gib * GIB,
+        cores: 0,
+        slots: 1,
+        is_ending,
+    }
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -198,19 +216,7 @@ fn growth_takes_lent_memory_back() {
     await_limit(&node, 1, 12);
     let mut first = node.tenant(1);
     first.ok(&take(11)).unwrap();
-    let grow = |share: &mut Share| {
-        share.grants.push(Grant {
-            claim: ClaimRef {
-                namespace: "default".to_owned(),
-                name: "more".to_owned(),
-                uid: gpu_node::claim_uid(9).unwrap(),
-            },
-            memory_bytes: 4 * GIB,
-            cores: 0,
-            slots: 1,
-            is_ending: false,
-        });
-    };
+    let grow = |share: &mut Share| share.grants.push(grant(4, false));
     node.node.change_record(2, grow).unwrap();
     await_limit(&node, 2, 6);
     assert!(!is_alive(first.pid()));
@@ -404,27 +410,264 @@ fn ending_process_holds_up_its_own_share_only() {
     agent.step_until("the guarantee", || limit_gib(&node, 2) == 6);
 }
 
+/// Returns a node with a share of 4 GiB that may use 13 GiB, also unused guarantees, and one of 12 GiB that lends.
+fn lending_node() -> TestNode {
+    let node = TestNode::new();
+    prepare_burst(&node, 1, 4, 13);
+    let set = |share: &mut Share| share.bursts_idle = true;
+    node.node.change_record(1, set).unwrap();
+    node.prepare(2, &limits(12));
+    let set = |share: &mut Share| share.lends_idle = true;
+    node.node.change_record(2, set).unwrap();
+    node
+}
+
+fn lent_gib(node: &TestNode, number: u32) -> u64 {
+    node.page(number).lent_bytes / GIB
+}
+
+/// Returns the sum of what the pages of the lending node promise, bytes.
+fn promised_bytes(node: &TestNode) -> u64 {
+    let page = |number| {
+        let limits = node.page(number);
+        limits.memory_limit_bytes.unwrap() - limits.lent_bytes
+    };
+    page(1) + page(2)
+}
+
+/// Both programs use libvgpu. The second needs what it is guaranteed while the first uses most of it.
+#[test]
+fn lender_gets_its_guarantee_while_others_use_it() {
+    let node = lending_node();
+    let _agent = agent(&node);
+    let mut lender = node.tenant(2);
+    eventually("a limit of 13 GiB", || {
+        assert!(promised_bytes(&node) <= 16 * GIB, "promised twice");
+        (limit_gib(&node, 1) == 13).then_some(())
+    });
+    assert_eq!(node.page(2).memory_limit_bytes, Some(12 * GIB));
+    let mut borrower = node.tenant(1);
+    borrower.ok(&take(12)).unwrap();
+    // Within its margin it waits for nothing, and nobody ends.
+    lender.ok(&format!("memory {}", 256 * MIB)).unwrap();
+    assert!(is_alive(borrower.pid()));
+    // The first of the two allocations waits until the borrower has ended.
+    lender.ok(&take(10)).unwrap();
+    assert!(!is_alive(borrower.pid()));
+    assert_eq!(lent_gib(&node, 2), 0);
+    assert!(promised_bytes(&node) <= 16 * GIB, "promised twice");
+    node.await_finding("the kill", |finding| {
+        is_reclaimed(finding, 1, borrower.pid(), "claim-2")
+    });
+    // More than its guarantee is denied as ever.
+    assert!(lender.ok(&take(4)).is_err());
+}
+
+/// The borrower has freed most of what it was lent: the lender gets its guarantee, and no process ends.
+#[test]
+fn unused_loan_is_returned_without_end_of_process() {
+    let node = lending_node();
+    let _agent = agent(&node);
+    let mut lender = node.tenant(2);
+    eventually("a limit of 13 GiB", || {
+        (limit_gib(&node, 1) == 13).then_some(())
+    });
+    let mut borrower = node.tenant(1);
+    borrower.ok(&take(2)).unwrap();
+    lender.ok(&take(11)).unwrap();
+    assert!(is_alive(borrower.pid()));
+    assert_eq!(node.findings.lock().unwrap().as_slice(), []);
+}
+
+/// Without `memory.lendIdle` of its class, without `memory.burst: idle` of the other one, nothing is lent.
+#[test]
+fn lends_only_where_both_classes_allow_it() {
+    for (bursts, lends) in [(false, true), (true, false)] {
+        let node = lending_node();
+        let set = |share: &mut Share| share.bursts_idle = bursts;
+        node.node.change_record(1, set).unwrap();
+        let set = |share: &mut Share| share.lends_idle = lends;
+        node.node.change_record(2, set).unwrap();
+        let mut agent = SteppedAgent::new(&node);
+        agent.step(300);
+        assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (4, 0));
+    }
+}
+
+/// A process that ends may have memory that neither region nor NVML shows.
+#[test]
+fn borrower_waits_until_use_of_lender_is_known() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    agent.ending = vec![TestNode::mounted(2)];
+    agent.step(300);
+    assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (4, 9));
+    agent.ending.clear();
+    agent.step_until("a limit of 13 GiB", || limit_gib(&node, 1) == 13);
+}
+
+/// What NVML shows counts, whatever the region of the lender says.
+#[test]
+fn lends_nothing_that_is_in_use_by_nvml() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    let lender = FakeProcess::new(&node, 2);
+    agent.processes = vec![ObservedProcess {
+        used_bytes: Some(8 * GIB),
+        ..lender.listed(2)
+    }];
+    agent.step_until("a loan", || node.page(2).lent_bytes > 0);
+    agent.step(100);
+    // 12 GiB without 8 GiB and a margin of an eighth.
+    assert_eq!(node.page(2).lent_bytes, 2 * GIB + GIB / 2);
+    assert!(promised_bytes(&node) <= 16 * GIB);
+}
+
+/// The tenant of the lender writes what it likes: it gets its guarantee, and nothing of the other share.
+#[test]
+fn forged_demand_gains_no_more_than_the_guarantee() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    let lender = FakeProcess::new(&node, 2);
+    let demand = |us: u64| lender.write(offset_of!(Header, memory_demand_us), us);
+    // Nothing is lent so far: the demand is no reason for anything.
+    demand(agent.now_us);
+    agent.step_until("a limit of 13 GiB", || limit_gib(&node, 1) == 13);
+    // Times that have passed, or are to come, are no demand.
+    for forged in [
+        1,
+        agent.now_us - 20_000_000,
+        u64::MAX,
+        agent.now_us + 60_000_000,
+    ] {
+        demand(forged);
+        agent.step(20);
+        assert_eq!(limit_gib(&node, 1), 13, "{forged}");
+    }
+    // NVML shows that it has what it is guaranteed, so its demand is void. What it really uses is not lent.
+    agent.processes = vec![ObservedProcess {
+        used_bytes: Some(GIB),
+        ..lender.listed(2)
+    }];
+    agent.step(5);
+    demand(agent.now_us);
+    agent.step_until("the guarantee", || lent_gib(&node, 2) == 0);
+    assert_eq!(limit_gib(&node, 1), 4);
+    let guarantee = node.page(2).memory_limit_bytes;
+    assert_eq!(guarantee, Some(12 * GIB));
+    // It lends nothing for a while.
+    agent.step(50);
+    assert_eq!(lent_gib(&node, 2), 0);
+}
+
+/// The lender has all of its guarantee by NVML, and claims to wait: no process of others ends for it.
+#[test]
+fn demand_of_share_that_has_its_guarantee_is_void() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    let lender = FakeProcess::new(&node, 2);
+    agent.processes = vec![ObservedProcess {
+        used_bytes: Some(12 * GIB),
+        ..lender.listed(2)
+    }];
+    let borrower = Sleeper::start(&node, 1, |_| ());
+    for _ in 0..40 {
+        lender.write(offset_of!(Header, memory_demand_us), agent.now_us);
+        agent.step(10);
+        assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (4, 0));
+    }
+    assert!(is_alive(borrower.pid()));
+    assert_eq!(agent.found, []);
+}
+
+/// The region of the lender cannot be read: it may use all of its guarantee.
+#[test]
+fn lends_nothing_of_share_with_damaged_region() {
+    let node = lending_node();
+    std::fs::write(node.region(2), b"damaged").unwrap();
+    let mut agent = SteppedAgent::new(&node);
+    agent.step(300);
+    assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (4, 0));
+}
+
+/// The agent ends at any time, and another one goes on.
+#[test]
+fn loan_outlives_the_agent() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    agent.step_until("a limit of 13 GiB", || limit_gib(&node, 1) == 13);
+    let mut another = SteppedAgent::new(&node);
+    another.now_us = agent.now_us;
+    drop(agent);
+    another.step(20);
+    assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (13, 9));
+    // Nobody borrows any more.
+    node.unprepare(1);
+    another.step_until("the guarantee", || lent_gib(&node, 2) == 0);
+}
+
+/// A companion of the lender is given back while a part of the guarantee is lent.
+#[test]
+fn share_that_shrinks_takes_its_loan_back_first() {
+    let node = lending_node();
+    let shrink = |share: &mut Share| {
+        share.memory_bytes = 6 * GIB;
+        share.grants.push(grant(6, true));
+    };
+    let mut agent = SteppedAgent::new(&node);
+    agent.step_until("a limit of 13 GiB", || limit_gib(&node, 1) == 13);
+    node.node.change_record(2, shrink).unwrap();
+    agent.step_until("a limit of 6 GiB", || {
+        let limits = node.page(2);
+        let limit = limits.memory_limit_bytes.unwrap();
+        assert!(limit == 12 * GIB || limits.lent_bytes == 0, "{limits:?}");
+        assert!(promised_bytes(&node) <= 16 * GIB);
+        limit == 6 * GIB
+    });
+}
+
+/// A process that does not end keeps what a lender needs.
+#[test]
+fn late_guarantee_of_lender_is_counted() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    let (lender, borrower) = (FakeProcess::new(&node, 2), FakeProcess::new(&node, 1));
+    agent.step_until("a limit of 13 GiB", || limit_gib(&node, 1) == 13);
+    // Its process cannot be killed: it ends in the kernel.
+    borrower.charge(12 * GIB, 0);
+    agent.ending = vec![TestNode::mounted(1)];
+    for _ in 0..15 {
+        lender.write(offset_of!(Header, memory_demand_us), agent.now_us);
+        agent.step(1);
+    }
+    assert_eq!(agent.missed(), 0);
+    agent.step(30);
+    assert_eq!((agent.missed(), lent_gib(&node, 2)), (1, 9));
+}
+
 fn limit_gib(node: &TestNode, number: u32) -> u64 {
     node.page(number).memory_limit_bytes.unwrap() / GIB
 }
 
 /// An agent in virtual time, on a GPU with these processes by NVML.
-struct SteppedAgent {
+pub(crate) struct SteppedAgent {
     agent: Agent,
-    now_us: u64,
-    processes: Vec<ObservedProcess>,
+    pub(crate) now_us: u64,
+    pub(crate) processes: Vec<ObservedProcess>,
     ending: Vec<MountedShare>,
-    is_observed: bool,
+    pub(crate) is_observed: bool,
     found: Vec<Finding>,
+    missed: MissedReclaims,
 }
 
 impl SteppedAgent {
-    fn new(node: &TestNode) -> Self {
+    pub(crate) fn new(node: &TestNode) -> Self {
         let closed = Config {
             open: Arc::new(|| Err("the test provides the observations".to_owned())),
             ..config(node)
         };
         Self {
+            missed: closed.missed_reclaims.clone(),
             agent: Agent::new(closed),
             now_us: 1_000_000_000,
             processes: Vec::new(),
@@ -434,8 +677,14 @@ impl SteppedAgent {
         }
     }
 
+    /// Returns how many guarantees were not met in time.
+    fn missed(&self) -> u64 {
+        let all = Unreturned::ALL.map(|cause| self.missed.of(cause).get());
+        all.iter().sum()
+    }
+
     /// Runs ticks of 100 ms, each with a list of the processes.
-    fn step(&mut self, count: u32) {
+    pub(crate) fn step(&mut self, count: u32) {
         for _ in 0..count {
             self.now_us += 100_000;
             let observation = Observation {

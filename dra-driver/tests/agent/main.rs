@@ -15,6 +15,7 @@ mod escape;
 mod growth;
 mod lending;
 mod measurements;
+mod memory_model;
 mod metrics;
 mod node;
 mod other_gpu;

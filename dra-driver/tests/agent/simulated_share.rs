@@ -227,6 +227,7 @@ impl SimulatedShare {
             last_demand_us: self.wanted_us,
             admission_timeouts: 0,
             busy_until_us: 0,
+            memory_demand_us: 0,
         };
         RegionHeader {
             share,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use drava_api::error::describe;
 use drava_dra_driver::agent::{Agent, Config};
 use drava_dra_driver::node::claim::ShareId;
-use drava_dra_driver::prepare::apply::{Failure, Unreturned};
+use drava_dra_driver::prepare::apply::{Failure, MissedReclaims, Unreturned};
 use drava_dra_driver::prepare::plan;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_vgpu_abi::{decode, update};
@@ -65,6 +65,7 @@ fn with_agent<T>(node: &TestNode, work: impl FnOnce() -> T) -> T {
         open: Arc::new(move || Ok(Box::new(gpus.clone()))),
         estimate: Arc::new(|_| None),
         allocatable: Arc::new(|_| Some(80 * GIB)),
+        missed_reclaims: MissedReclaims::default(),
         metrics: watch::Sender::new(Arc::default()),
     };
     let stop = CancellationToken::new();
@@ -127,6 +128,45 @@ fn records_share_that_bursts_as_a_kind_of_its_own() {
     let loaded = store.load(&claim_ref(1).uid).unwrap();
     assert_eq!(loaded, Loaded::Present(Box::new(record)));
     assert_eq!(limit_of(&node, 1), Some(4 * GIB), "lent before the agent");
+}
+
+/// A build without the kind would never give the share back what it lends.
+#[test]
+fn records_share_that_lends_as_a_kind_of_its_own() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let lending = |number, lends: bool| {
+        let class = config("FromClass", &json!({"memory": {"lendIdle": lends}}));
+        claim_with(number, &[Share(0, "4Gi", "0")], &json!([class[0]]))
+    };
+    let (record, _) = prepare(&node, &applier, 1, &lending(1, true)).unwrap();
+    let text = fs::read_to_string(record_of(&node, 1)).unwrap();
+    assert!(text.contains(r#""kind":"lendingShare""#), "{text}");
+    let store = RecordStore::new(node.layout().claims());
+    let loaded = store.load(&claim_ref(1).uid).unwrap();
+    assert_eq!(loaded, Loaded::Present(Box::new(record)));
+    prepare(&node, &applier, 2, &lending(2, false)).unwrap();
+    let text = fs::read_to_string(record_of(&node, 2)).unwrap();
+    assert!(text.contains(r#""kind":"share""#), "{text}");
+}
+
+#[test]
+fn records_whether_share_bursts_into_idle_guarantees() {
+    let planned = |max: &str, chosen: &str| {
+        let class = json!({"memory": {"maxLimit": "70Gi", "maxBurst": max}});
+        let own = json!({"memory": {"limit": "70Gi", "burst": chosen, "reclaim": "kill"}});
+        let configs = json!([config("FromClass", &class)[0], config("FromClaim", &own)[0]]);
+        let claim = claim_with(1, &[Share(0, "4Gi", "0")], &configs);
+        let devices = plan::plan(&claim_ref(1), Some(&claim), POOL, &h100x2());
+        devices.map(|devices| devices[0].share().map(|share| share.bursts_idle))
+    };
+    assert_eq!(planned("idle", "idle").unwrap(), Some(true));
+    assert_eq!(planned("idle", "unallocated").unwrap(), Some(false));
+    let error = planned("unallocated", "idle").unwrap_err().to_string();
+    assert!(error.contains("no memory.maxBurst: idle"), "{error}");
 }
 
 #[test]

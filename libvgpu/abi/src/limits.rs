@@ -27,6 +27,9 @@ pub struct Limits {
     pub driver_excess_bytes: u64,
     /// What contexts are charged beyond the memory that they have turned out to need; 0 until the agent reports.
     pub driver_surplus_bytes: u64,
+    /// Part of the memory limit that other shares use: the share does not get it before they have given it back. Programs see the
+    /// whole limit. See [`crate::region::Header::memory_demand_us`].
+    pub lent_bytes: u64,
     /// Guaranteed share of GPU time.
     pub cores: Cores,
     /// Use of idle GPU time.
@@ -51,6 +54,7 @@ impl Limits {
             driver_reserve_bytes: 0,
             driver_excess_bytes: 0,
             driver_surplus_bytes: 0,
+            lent_bytes: 0,
             cores: Cores::BEST_EFFORT,
             compute_policy: ComputePolicy::None,
             priority: Priority::DEFAULT,

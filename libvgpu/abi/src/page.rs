@@ -270,6 +270,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         driver_reserve_bytes,
         driver_excess_bytes,
         driver_surplus_bytes,
+        lent_bytes,
         cores,
         compute_policy,
         priority,
@@ -309,6 +310,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
     );
     write_at(&mut record, 48, &driver_excess_bytes.to_le_bytes());
     write_at(&mut record, 56, &driver_surplus_bytes.to_le_bytes());
+    write_at(&mut record, 64, &lent_bytes.to_le_bytes());
     seal(&mut record);
     record
 }
@@ -340,6 +342,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
         driver_reserve_bytes: word64(record, 16),
         driver_excess_bytes: word64(record, 48),
         driver_surplus_bytes: word64(record, 56),
+        lent_bytes: word64(record, 64),
         cores: Cores::new(cores).ok_or(unknown("cores", cores))?,
         compute_policy: match policy {
             0 => ComputePolicy::None,

@@ -107,7 +107,10 @@ pub struct Header<A = AtomicU64> {
     /// Estimated end of the work launched so far, if the share has the GPU alone, microseconds of
     /// `CLOCK_MONOTONIC`. Only written if the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].
     pub busy_until_us: A,
-    reserved_3: [u64; 11],
+    /// When a process last waited for memory of the limit that other shares use, microseconds of `CLOCK_MONOTONIC`; 0 is never.
+    /// Written before the wait, and again during it. See [`crate::Limits::lent_bytes`].
+    pub memory_demand_us: A,
+    reserved_3: [u64; 10],
 }
 
 /// A slot: counters of one process.
@@ -171,6 +174,7 @@ const _: () = {
     assert!(offset_of!(Header, last_demand_us) == 400);
     assert!(offset_of!(Header, admission_timeouts) == 408);
     assert!(offset_of!(Header, busy_until_us) == 416);
+    assert!(offset_of!(Header, memory_demand_us) == 424);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
     assert!(offset_of!(Slot, start_time) == 16);
@@ -209,7 +213,8 @@ impl<A> Header<A> {
             last_demand_us: zero(),
             admission_timeouts: zero(),
             busy_until_us: zero(),
-            reserved_3: [0; 11],
+            memory_demand_us: zero(),
+            reserved_3: [0; 10],
         }
     }
 }

@@ -22,6 +22,7 @@ fn spec() -> LimitsSpec {
             driver_reserve_bytes: 0x1234_5678,
             driver_excess_bytes: 0,
             driver_surplus_bytes: 0,
+            lent_bytes: 0,
             cores: Cores::new(30).unwrap(),
             compute_policy: ComputePolicy::Balance,
             priority: Priority::new(-2).unwrap(),
@@ -131,11 +132,16 @@ fn stores_driver_correction_in_reserved_bytes() {
     let mut limits = spec().limits;
     limits.driver_excess_bytes = 0x0102_0304_0506_0708;
     limits.driver_surplus_bytes = 0x1112_1314_1516_1718;
+    limits.lent_bytes = 0x2122_2324_2526_2728;
     let page = encode(&LimitsSpec { limits, ..spec() });
     assert_eq!(page[432..440], [8, 7, 6, 5, 4, 3, 2, 1]);
     assert_eq!(
         page[440..448],
         [0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11]
+    );
+    assert_eq!(
+        page[448..456],
+        [0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21]
     );
     assert_eq!(page[..432], encode(&spec())[..432]);
 }
@@ -224,7 +230,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]);
     (
         prop::option::of(0..u64::MAX),
-        any::<(u64, u64, u64)>(),
+        any::<(u64, u64, u64, u64)>(),
         0..=100u32,
         policies,
         -100..=100i32,
@@ -234,7 +240,7 @@ fn limits() -> impl Strategy<Value = Limits> {
         .prop_map(
             |(
                 memory,
-                (reserve, excess, surplus),
+                (reserve, excess, surplus, lent),
                 cores,
                 compute_policy,
                 priority,
@@ -246,6 +252,7 @@ fn limits() -> impl Strategy<Value = Limits> {
                     driver_reserve_bytes: reserve,
                     driver_excess_bytes: excess,
                     driver_surplus_bytes: surplus,
+                    lent_bytes: lent,
                     cores: Cores::new(cores).unwrap(),
                     compute_policy,
                     priority: Priority::new(priority).unwrap(),

@@ -22,9 +22,10 @@ pub(crate) fn refresh(gpu: Gpu) {
     pools::refresh(gpu);
 }
 
-/// Reserves `bytes`; before a denial, waits for pending reservations and trims the caches.
+/// Reserves `bytes`; before a denial, waits for pending reservations, trims the caches, and waits for memory of the share that
+/// other shares use.
 pub(crate) fn reserve(gpu: Gpu, bytes: u64) -> bool {
-    reserve_with(gpu, || gpu.reserve(bytes).is_ok())
+    reserve_with(gpu, bytes, || gpu.reserve(bytes).is_ok())
 }
 
 /// Counts a denial and returns its error.
@@ -34,9 +35,12 @@ pub(crate) fn deny(gpu: Gpu) -> CUresult {
 }
 
 /// As [`reserve`], with another way to reserve.
-pub(crate) fn reserve_with(gpu: Gpu, reserve: impl Fn() -> bool) -> bool {
+pub(crate) fn reserve_with(gpu: Gpu, bytes: u64, reserve: impl Fn() -> bool) -> bool {
     let pending = &Process::of(gpu).pending_reservations;
-    let is_taken = pending.reserve(&reserve) || (trim_all(gpu) && pending.reserve(&reserve));
+    let attempt = || pending.reserve(&reserve).then_some(());
+    let is_taken = attempt().is_some()
+        || (trim_all(gpu) && attempt().is_some())
+        || gpu.await_lent(bytes, attempt).is_some();
     if !is_taken {
         gpu.count_denied();
     }
@@ -53,7 +57,9 @@ pub(crate) fn reserve_ahead(gpu: Gpu, bytes: u64) -> Option<GateGuard<'static>> 
         }
         pending.begin_reserving(|| gpu.reserve(bytes).is_ok())
     };
-    begin().or_else(|| trim_all(gpu).then(begin)?)
+    begin()
+        .or_else(|| trim_all(gpu).then(begin)?)
+        .or_else(|| gpu.await_lent(bytes, begin))
 }
 
 /// Trims all caches; returns `false` if there are none.

@@ -29,7 +29,7 @@ pub(crate) unsafe fn import(
     // SAFETY: null, which libcuda rejects, or the caller's description.
     let size = unsafe { description.as_ref() }.map_or(0, |description| description.size);
     let bytes = size.checked_next_multiple_of(BLOCK).unwrap_or(size);
-    if !reserve_with(gpu, || gpu.import(bytes).is_ok()) {
+    if !reserve_with(gpu, bytes, || gpu.import(bytes).is_ok()) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     let result = call();

@@ -302,7 +302,7 @@ fn charge_import(
     let Some(gpu) = known.and_then(|memory| process.gpu(memory.gpu)) else {
         return true;
     };
-    reserve_with(gpu, || {
+    reserve_with(gpu, bytes, || {
         let _guard = process.import_guard();
         let known = process.physical.get(handle);
         let more = bytes.saturating_sub(known.map_or(u64::MAX, |memory| memory.bytes));

@@ -89,7 +89,7 @@ fn open(gpu: Gpu, pointer: CUdeviceptr, chunk: Chunk, context: u64) -> bool {
         chunk,
         context,
     };
-    reserve_with(gpu, || opened.add(shared, pay))
+    reserve_with(gpu, chunk.bytes, || opened.add(shared, pay))
 }
 
 /// Opens memory of another process with `call`, which writes its address to `pointer`, and charges the chunk around it

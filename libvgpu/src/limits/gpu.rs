@@ -133,7 +133,7 @@ impl Gpu {
     }
 
     #[inline]
-    fn headroom(self) -> Headroom {
+    pub(super) fn headroom(self) -> Headroom {
         let none = Headroom {
             bytes: 0,
             valid_until_ns: u64::MAX,

@@ -17,6 +17,7 @@ use crate::system::sys::{self, Fd};
 
 mod attach;
 mod compute;
+mod lending;
 mod mapping;
 pub(crate) mod usage;
 
@@ -59,6 +60,8 @@ pub(crate) struct Share {
     driver_excess_bytes: AtomicU64,
     /// What the contexts are charged too much, from the page.
     driver_surplus_bytes: AtomicU64,
+    /// Part of the limit that other shares use, from the page.
+    lent_bytes: AtomicU64,
     fails_open: AtomicU32,
     spills: AtomicU32,
     /// Compute policy, guarantee and rate, see [`Share::set_limits`].
@@ -116,7 +119,8 @@ impl Share {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns what processes of this share may charge together: the limit, corrected by the agent's figures.
+    /// Returns what processes of this share may charge together: the limit without what other shares use, corrected by the agent's
+    /// figures.
     fn grantable_bytes(&self) -> u64 {
         let limit = self.limit_bytes();
         if limit == NO_LIMIT {
@@ -125,6 +129,7 @@ impl Share {
         limit
             .saturating_add(self.surplus_bytes())
             .saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
+            .saturating_sub(self.lent_bytes.load(Ordering::Relaxed))
     }
 
     /// Returns what the contexts are charged too much. The agent measures it once per second, and processes end
@@ -404,6 +409,7 @@ impl Share {
             .store(limits.driver_excess_bytes, Ordering::Relaxed);
         self.driver_surplus_bytes
             .store(limits.driver_surplus_bytes, Ordering::Relaxed);
+        self.lent_bytes.store(limits.lent_bytes, Ordering::Relaxed);
         let spills = limits.memory_policy == MemoryPolicy::Spill;
         self.spills.store(u32::from(spills), Ordering::Relaxed);
         self.compute.store(compute::pack(limits), Ordering::Relaxed);

@@ -168,7 +168,7 @@ fn survives_crash_while_initializing_region() {
     }
 }
 
-/// Source lines that write to a region, except those that only count GPU time. `libvgpu/abi/tests/bucket.rs` covers
+/// Source lines that write to a region, except those that only count GPU time, or say that a process waits for memory. `libvgpu/abi/tests/bucket.rs` covers
 /// crashes there.
 fn crash_points_in_source() -> BTreeSet<String> {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -3,6 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
+use drava_vgpu_abi::snapshot::Snapshot;
 use drava_vgpu_abi::{BrokenRegion, Limits, REGION_SIZE, update};
 
 use crate::test_process::{Container, GIB, GPUS, MIB};
@@ -121,6 +122,57 @@ fn grants_surplus_of_driver_charges() {
     process.denied(&format!("alloc {}", 102 * MIB));
     process.alloc(100 * MIB);
     assert_eq!(process.memory_info(), (0, GIB));
+}
+
+/// Other shares use 600 MiB of the limit: the program sees all of it, and waits for what is lent.
+#[test]
+fn waits_for_guaranteed_memory_that_others_use() {
+    let container = Container::with_memory(GIB);
+    let lent = Limits {
+        lent_bytes: 600 * MIB,
+        ..Limits::memory(GIB)
+    };
+    change(&container, &lent);
+    let mut process = container.process();
+    assert_eq!(process.memory_info(), (GIB, GIB));
+    let demand = || {
+        let region = fs::read(container.region("share")).unwrap();
+        let usage = Snapshot::decode(&region).unwrap().share();
+        (usage.memory_demand_us, usage.denied)
+    };
+    let first = process.alloc(400 * MIB);
+    assert_eq!(demand(), (0, 0), "no demand for what the page has");
+    // More than the guarantee is denied at once, and nobody gives memory back for it.
+    process.denied(&format!("alloc {GIB}"));
+    assert_eq!(demand(), (0, 1));
+    std::thread::scope(|scope| {
+        let container = &container;
+        let agent = scope.spawn(move || {
+            // As the agent does, which gives back in two parts.
+            while demand().0 == 0 {
+                std::thread::yield_now();
+            }
+            let less = Limits {
+                lent_bytes: 300 * MIB,
+                ..lent
+            };
+            change(container, &less);
+            change(container, &Limits::memory(GIB));
+        });
+        process.alloc(600 * MIB);
+        agent.join().unwrap();
+    });
+    assert_eq!(demand().1, 1, "the wait counts as no denial");
+    assert_eq!(process.memory_info(), (GIB - 1000 * MIB, GIB));
+    // What is not given back is denied in the end. An agent that is gone gives nothing back.
+    process.ok(&format!("free {first}"));
+    let lent = Limits {
+        lent_bytes: 400 * MIB,
+        ..lent
+    };
+    change(&container, &lent);
+    process.denied(&format!("alloc {}", 300 * MIB));
+    assert_eq!(demand().1, 2);
 }
 
 /// The page names the surplus of two contexts, one of which has ended since the agent's last scan.

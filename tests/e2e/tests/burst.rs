@@ -65,3 +65,55 @@ fn lent_memory_is_taken_back_for_new_claim() -> Result<()> {
     );
     cluster.check_allocations()
 }
+
+/// Limit of the guest of the example, and the guarantee of the owner, MiB.
+const GUEST_MIB: u64 = 40 << 10;
+const OWNER_MIB: u64 = 60 << 10;
+
+/// The GPU has 16 GiB that no claim holds: most of what the guest uses is the owner's.
+#[test]
+fn owner_of_unused_guarantee_gets_it_back() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("idle-burst")?;
+    let _lends = cluster.deletes("deviceclass", "lends-idle.drava-example.com");
+    let _bursts = cluster.deletes("deviceclass", "bursts-idle.drava-example.com");
+    tenant.example_file("burst", "idle")?;
+    for pod in ["owner", "guest"] {
+        tenant.running(pod)?;
+    }
+    let (owner, guest) = (tenant.devices_of("owner")?, tenant.devices_of("guest")?);
+    ensure!(owner == guest, "on {owner:?} and {guest:?}");
+    wait("the guest has its limit", || {
+        let total = tenant.total_mib("guest")?;
+        Ok((total == GUEST_MIB.to_string()).then_some(()))
+    })?;
+    ensure!(
+        tenant.total_mib("owner")? == OWNER_MIB.to_string(),
+        "the owner does not see all of its guarantee"
+    );
+    // The node driver ends at any time, and the loan goes on.
+    ensure!(cluster.kill_processes("drava-dra-driver")? > 0, "no driver");
+    cluster.drava_ready()?;
+    let mib = (GUEST_MIB - 2048).to_string();
+    let hold = ["cuda-probe", "alloc", "--mib", &mib, "--hold", "60"];
+    let ended = std::thread::scope(|scope| {
+        let holder = scope.spawn(|| tenant.exec("guest", "app", &hold));
+        wait("the guest uses memory of the owner", || {
+            let probe = ["cuda-probe", "alloc", "--mib", "1", "-o", "json"];
+            let seen = tenant.exec("guest", "app", &probe)?.json()?;
+            let free = seen["before"]["freeBytes"].as_u64();
+            Ok((free.context("freeBytes")? < 4 << 30).then_some(()))
+        })?;
+        let filled_mib = tenant.fill("owner", 0)?;
+        ensure!(
+            filled_mib > OWNER_MIB - 2048,
+            "the owner gets {filled_mib} MiB of {OWNER_MIB}"
+        );
+        let ended = holder.join();
+        ended.map_err(|_| anyhow::anyhow!("a thread panicked"))?
+    })?;
+    ensure!(ended.code != 0, "the guest kept lent memory: {ended:?}");
+    let why = tenant.event("guest", "BurstReclaimed")?;
+    ensure!(why.contains("of pod owner"), "{why}");
+    cluster.check_allocations()
+}

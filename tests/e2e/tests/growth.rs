@@ -1,11 +1,18 @@
 //! Shares that grow and shrink while their programs run.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
+use drava_cluster::Component;
 use drava_e2e::manifest::pod_with_share;
-use drava_e2e::{Namespace, TestCluster, wait};
-use serde_json::Value;
+use drava_e2e::{Namespace, ProgramOutput, TestCluster, wait};
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
+
+/// Time without an API server.
+const OUTAGE: Duration = Duration::from_secs(60);
 
 /// Returns the limit that a program of the pod sees, MiB.
 fn total_mib(tenant: &Namespace<'_>, pod: &str) -> Result<u64> {
@@ -202,5 +209,296 @@ fn claim_in_use_adds_nothing_to_another() -> Result<()> {
         total_mib(&tenant, "other")? == 4096,
         "the claim in use lost its capacity"
     );
+    Ok(())
+}
+
+fn resize(
+    cluster: &TestCluster,
+    tenant: &Namespace<'_>,
+    pod: &str,
+    memory: &str,
+    timeout: &str,
+) -> Result<ProgramOutput> {
+    let amount = ["--memory", memory, "--timeout", timeout];
+    let command = ["-n", tenant.name(), "resize", pod];
+    cluster.drava(&[&command[..], &amount].concat())
+}
+
+/// The API server is frozen for a minute, in which the node driver and kubelet are restarted, and the programs allocate.
+#[test]
+fn growth_outlives_api_server_driver_and_kubelet() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-outage")?;
+    let program =
+        "while :; do cuda-probe churn --largest-mib 512 --held 8 --pause-us 10000; sleep 0.1; done";
+    let pod = pod_with_share("grow", "vgpu.drava.dev", "{memory: 3Gi}");
+    tenant.apply(&pod.replace(
+        "command: [sleep, infinity]",
+        &format!("command: [sh, -c, {}]", json!(program)),
+    ))?;
+    tenant.running("grow")?;
+    let grown = resize(&cluster, &tenant, "grow", "5Gi", "60")?;
+    ensure!(grown.code == 0, "{grown:?}");
+    let companion = companions(&tenant)?;
+    let name = companion[0]["metadata"]["name"].as_str().context("name")?;
+    let node = cluster.first_node();
+    let limits = || {
+        node.run(
+            "sh",
+            &[
+                "-c",
+                "cat /var/lib/drava/claims/*/*/limits/page | sha256sum",
+            ],
+        )
+    };
+    let (api_server, before) = (cluster.kubernetes().control_plane(), limits()?);
+    api_server.pause(Component::KubeApiserver)?;
+    sleep(OUTAGE / 2);
+    let killed = cluster.kill_processes("drava-dra-driver");
+    sleep(OUTAGE / 2);
+    let during = limits();
+    api_server.resume(Component::KubeApiserver)?;
+    ensure!(killed? > 0, "no driver process on the node");
+    ensure!(during? == before, "a limit changed without the API server");
+    wait("the API server responds", || Ok(companions(&tenant).ok()))?;
+    api_server.restart(Component::Kubelet)?;
+    cluster.drava_ready()?;
+    ensure!(total_mib(&tenant, "grow")? == 5120, "the share shrank");
+    // What was asked for is done afterwards.
+    tenant.kubectl(&["delete", "resourceclaim", name, "--timeout=120s"])?;
+    wait("the share has its own memory", || {
+        Ok((total_mib(&tenant, "grow")? == 3072).then_some(()))
+    })?;
+    let pod = tenant.find("pod", "grow")?.context("the pod is gone")?;
+    let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+    ensure!(*restarts == 0, "the container was restarted");
+    cluster.check_allocations()
+}
+
+#[test]
+fn companion_that_waits_ends_with_its_pod() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-ends")?;
+    start(&tenant, "grow", "2Gi")?;
+    let refused = resize(&cluster, &tenant, "grow", "500Gi", "5")?;
+    ensure!(refused.code == 1, "{refused:?}");
+    let waiting = companions(&tenant)?;
+    ensure!(
+        waiting.len() == 1 && waiting[0]["status"]["allocation"].is_null(),
+        "{waiting:?}"
+    );
+    tenant.delete_pods(&["grow"])?;
+    wait("the companion ends with its pod", || {
+        Ok(companions(&tenant)?.is_empty().then_some(()))
+    })?;
+    cluster.first_node().wait_until_clean()
+}
+
+/// A companion for the claim with that UID, as its pod's owner would write it.
+fn companion(name: &str, base: &str, pod: (&str, &str), request: &str) -> String {
+    let (pod, uid) = pod;
+    format!(
+        "{{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}, labels: {{gpu.drava.dev/companion-of: {base}}}, \
+         ownerReferences: [{{apiVersion: v1, kind: Pod, name: {pod}, uid: {uid}, controller: true}}]}}, \
+         spec: {{devices: {{requests: [{request}]}}}}}}"
+    )
+}
+
+fn uid_of(tenant: &Namespace<'_>, kind: &str, name: &str) -> Result<String> {
+    let object = tenant.find(kind, name)?.context("an object is gone")?;
+    let uid = object["metadata"]["uid"].as_str();
+    Ok(uid.context("uid")?.to_owned())
+}
+
+/// Another tenant names a claim that is not its own; and the tenant writes odd companions itself.
+#[test]
+fn forged_and_odd_companions_change_nothing() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-victim")?;
+    let other = cluster.namespace("growth-forger")?;
+    start(&tenant, "grow", "3Gi")?;
+    start(&other, "grow", "1Gi")?;
+    let claim = tenant.claim_of("grow")?;
+    let base = uid_of(&tenant, "resourceclaim", &claim)?;
+    let (victim, forger) = (
+        uid_of(&tenant, "pod", "grow")?,
+        uid_of(&other, "pod", "grow")?,
+    );
+    let exactly = |class: &str, more: &str| {
+        format!(
+            "{{name: gpu, exactly: {{deviceClassName: {class}{more}, capacity: {{requests: {{memory: 1Gi, cores: \"0\"}}}}}}}}"
+        )
+    };
+    let plain = exactly("vgpu.drava.dev", "");
+    // Label and owner of another namespace.
+    other.apply(&companion("own-pod", &base, ("grow", &forger), &plain))?;
+    other.apply(&companion("their-pod", &base, ("grow", &victim), &plain))?;
+    // The garbage collector takes an owner of another namespace for one that is gone.
+    other.event("own-pod", "InvalidCompanion")?;
+    // By the tenant itself: another pod, class, request, several devices, no owner, and a claim that does not exist.
+    let odd = [
+        (
+            "class",
+            companion(
+                "class",
+                &base,
+                ("grow", &victim),
+                &exactly("gpu.drava.dev", ""),
+            ),
+        ),
+        (
+            "count",
+            companion(
+                "count",
+                &base,
+                ("grow", &victim),
+                &exactly("vgpu.drava.dev", ", count: 2"),
+            ),
+        ),
+        (
+            "request",
+            companion(
+                "request",
+                &base,
+                ("grow", &victim),
+                &plain.replace("name: gpu", "name: other"),
+            ),
+        ),
+        (
+            "nothing",
+            companion("nothing", &forger, ("grow", &victim), &plain),
+        ),
+    ];
+    for (name, manifest) in &odd {
+        tenant.apply(manifest)?;
+        tenant.event(name, "InvalidCompanion")?;
+    }
+    for (tenant, name) in odd
+        .iter()
+        .map(|(name, _)| (&tenant, *name))
+        .chain([(&other, "own-pod")])
+    {
+        let claim = tenant
+            .find("resourceclaim", name)?
+            .context("a claim is gone")?;
+        ensure!(claim["status"]["allocation"].is_null(), "{claim}");
+    }
+    ensure!(total_mib(&tenant, "grow")? == 3072, "the share grew");
+    ensure!(
+        total_mib(&other, "grow")? == 1024,
+        "the share of the forger grew"
+    );
+    cluster.check_allocations()
+}
+
+const GROWTH_QUOTA: &str = "growth-quota";
+
+#[test]
+fn quota_limits_growth() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-quota")?;
+    start(&tenant, "grow", "2Gi")?;
+    let _quota = cluster.deletes("gpuquota", GROWTH_QUOTA);
+    let quota = format!(
+        "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuQuota, metadata: {{name: {GROWTH_QUOTA}}}, spec: {{namespaces: [{}], limit: {{memory: 4Gi}}}}}}",
+        tenant.name()
+    );
+    tenant.apply(&quota)?;
+    wait("the quota is counted", || {
+        let quota = cluster.get(&["gpuquota", GROWTH_QUOTA])?;
+        Ok((quota["status"]["used"]["memory"] == "2Gi").then_some(()))
+    })?;
+    let refused = resize(&cluster, &tenant, "grow", "5Gi", "5")?;
+    ensure!(
+        refused.code == 1 && refused.stderr.to_lowercase().contains("quota"),
+        "{refused:?}"
+    );
+    for companion in companions(&tenant)? {
+        let name = companion["metadata"]["name"].as_str().context("name")?;
+        tenant.kubectl(&["delete", "resourceclaim", name, "--timeout=30s"])?;
+    }
+    let grown = resize(&cluster, &tenant, "grow", "4Gi", "60")?;
+    ensure!(grown.code == 0, "{grown:?}");
+    let quota = cluster.get(&["gpuquota", GROWTH_QUOTA])?;
+    ensure!(quota["status"]["used"]["memory"] == "4Gi", "{quota}");
+    // Less than the claim itself has, and pods that are not there.
+    let less = resize(&cluster, &tenant, "grow", "1Gi", "5")?;
+    ensure!(
+        less.code == 1 && less.stderr.contains("2048 MiB"),
+        "{less:?}"
+    );
+    let absent = resize(&cluster, &tenant, "absent", "4Gi", "5")?;
+    ensure!(
+        absent.code == 1 && absent.stderr.contains("absent"),
+        "{absent:?}"
+    );
+    ensure!(
+        total_mib(&tenant, "grow")? == 4096,
+        "a refused resize changed the share"
+    );
+    Ok(())
+}
+
+/// Two resizes at the same time: one of them is done, or says why not, and the share has what one of them wanted.
+#[test]
+fn resizes_at_the_same_time_lose_nothing() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-race")?;
+    start(&tenant, "grow", "2Gi")?;
+    let outcomes = std::thread::scope(|scope| {
+        let (cluster, tenant) = (&cluster, &tenant);
+        let begin = |memory: &'static str| {
+            scope.spawn(move || resize(cluster, tenant, "grow", memory, "30"))
+        };
+        ["3Gi", "4Gi"]
+            .map(begin)
+            .map(std::thread::ScopedJoinHandle::join)
+    });
+    for outcome in outcomes {
+        let outcome = outcome.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        ensure!(
+            outcome.code == 0 || !outcome.stderr.is_empty(),
+            "{outcome:?}"
+        );
+    }
+    // Both may have added their part: the sum is what the companions say.
+    let sum: u64 = companions(&tenant)?
+        .iter()
+        .map(|claim| {
+            let requests =
+                &claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"];
+            match requests["memory"].as_str() {
+                Some("1Gi" | "1024Mi" | "1073741824") => 1024,
+                _ => 2048,
+            }
+        })
+        .sum();
+    wait("the share has what its companions add", || {
+        Ok((total_mib(&tenant, "grow")? == 2048 + sum).then_some(()))
+    })?;
+    let settled = resize(&cluster, &tenant, "grow", "2Gi", "60")?;
+    ensure!(settled.code == 0, "{settled:?}");
+    ensure!(companions(&tenant)?.is_empty(), "a companion is left");
+    cluster.check_allocations()
+}
+
+/// The example of growth.
+#[test]
+fn example_grows_by_command_and_by_manifest() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-example")?;
+    tenant.example("growth")?;
+    tenant.running("trainer")?;
+    let grown = resize(&cluster, &tenant, "trainer", "12Gi", "60")?;
+    ensure!(
+        grown.code == 0 && total_mib(&tenant, "trainer")? == 12288,
+        "{grown:?}"
+    );
+    let given_back = resize(&cluster, &tenant, "trainer", "8Gi", "60")?;
+    ensure!(
+        given_back.code == 0 && total_mib(&tenant, "trainer")? == 8192,
+        "{given_back:?}"
+    );
+    ensure!(companions(&tenant)?.is_empty(), "a companion is left");
     Ok(())
 }

@@ -18,6 +18,7 @@ use drava_dra_driver::node::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::mounts::ClaimsMount;
 use drava_dra_driver::node::options::Paths;
+use drava_dra_driver::prepare::apply::MissedReclaims;
 use drava_dra_driver::prepare::base::CommonEdits;
 use drava_dra_driver::prepare::record::{ClaimRecord, Loaded, RecordStore};
 use drava_dra_driver::prepare::{Access, Delivery, GpuRef, Prepared, Share};
@@ -225,6 +226,7 @@ impl Node {
             open: Arc::new(open),
             estimate: Arc::new(|_| None),
             allocatable: Arc::new(|_| None),
+            missed_reclaims: MissedReclaims::default(),
             metrics: watch::Sender::new(Arc::default()),
         }
     }
@@ -314,6 +316,8 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
             id,
             memory_bytes: limits.memory_limit_bytes.unwrap_or(0),
             limit_bytes: None,
+            bursts_idle: false,
+            lends_idle: false,
             cores: limits.cores.percent().into(),
             slots: 1,
             compute_policy: ComputePolicy::Balance,

@@ -1,7 +1,7 @@
 //! `gpu-node` runs the node agent for shares of one GPU.
 //!
 //! It prints one JSON object per line: the shares at its start, and what the agent found at the end of stdin. A line
-//! `SHARE PID` of stdin says that a process is in the container of a share.
+//! `SHARE PID` of stdin says that a process is in the container of a share, and a line `grow SHARE BYTES` that a companion adds memory.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result, anyhow};
 use clap::Parser;
 use drava_api::config::Enforcement;
-use drava_dra_driver::agent::Agent;
+use drava_dra_driver::agent::{Agent, Config};
+use drava_dra_driver::node::claim::ClaimRef;
+use drava_dra_driver::prepare::Grant;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, paths};
 use gpu_node::{Node, claim_uid, share_id};
 use serde_json::{Value, json};
@@ -32,6 +34,12 @@ struct Arguments {
     /// Memory of each share, in bytes
     #[arg(long)]
     memory_bytes: u64,
+    /// What the first share may use, also of what the second one does not use of its guarantee, in bytes
+    #[arg(long, requires = "allocatable_bytes")]
+    limit_bytes: Option<u64>,
+    /// What the shares can get together, in bytes
+    #[arg(long)]
+    allocatable_bytes: Option<u64>,
     /// Guaranteed percent of each share
     #[arg(long, value_delimiter = ',')]
     cores: Vec<u32>,
@@ -53,13 +61,24 @@ fn run(arguments: &Arguments) -> Result<()> {
     for (number, cores) in (1..).zip(&arguments.cores) {
         shares.push(prepare(&node, arguments, number, *cores)?);
     }
+    if let Some(limit_bytes) = arguments.limit_bytes {
+        node.change_record(1, |share| {
+            share.limit_bytes = Some(limit_bytes);
+            share.bursts_idle = true;
+        })?;
+        node.change_record(2, |share| share.lends_idle = true)?;
+    }
     println!("{}", json!({ "shares": shares }));
 
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     let found = Arc::new(Mutex::new(Vec::new()));
     let findings = Arc::clone(&found);
-    let agent = Agent::new(node.config(&arguments.driver_root));
+    let allocatable_bytes = arguments.allocatable_bytes;
+    let agent = Agent::new(Config {
+        allocatable: Arc::new(move |_| allocatable_bytes),
+        ..node.config(&arguments.driver_root)
+    });
     let agent = std::thread::spawn(move || {
         agent.run(&stopped, |finding| {
             let text = format!("{}: {:?}", finding.claim, finding.kind);
@@ -67,7 +86,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             findings.push(text);
         });
     });
-    let added = add_processes(&node);
+    let added = follow_stdin(&node);
     stop.cancel();
     agent.join().map_err(|_| anyhow!("the agent panicked"))?;
     added?;
@@ -76,10 +95,14 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Adds the processes that stdin names, until it closes.
-fn add_processes(node: &Node) -> Result<()> {
+/// Adds the processes and the memory that stdin names, until it closes.
+fn follow_stdin(node: &Node) -> Result<()> {
     for line in std::io::stdin().lines() {
         let line = line?;
+        if let Some(growth) = line.strip_prefix("grow ") {
+            grow(node, growth)?;
+            continue;
+        }
         let number = |text: &str| text.trim().parse().ok();
         let (share, pid) = line
             .split_once(' ')
@@ -88,6 +111,28 @@ fn add_processes(node: &Node) -> Result<()> {
         node.add_process(pid, share)?;
     }
     Ok(())
+}
+
+/// Records a companion of a share.
+fn grow(node: &Node, growth: &str) -> Result<()> {
+    let (share, bytes) = growth
+        .split_once(' ')
+        .with_context(|| format!("{growth:?} is not a share and bytes"))?;
+    let (share, memory_bytes): (u32, u64) = (share.parse()?, bytes.trim().parse()?);
+    let claim = ClaimRef {
+        namespace: "default".to_owned(),
+        name: "more".to_owned(),
+        uid: claim_uid(1000 + share)?,
+    };
+    node.change_record(share, |share| {
+        share.grants.push(Grant {
+            claim: claim.clone(),
+            memory_bytes,
+            cores: 0,
+            slots: 1,
+            is_ending: false,
+        });
+    })
 }
 
 fn prepare(node: &Node, arguments: &Arguments, number: u32, cores: u32) -> Result<Value> {

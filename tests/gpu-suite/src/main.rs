@@ -4,6 +4,7 @@
 //! and prints one JSON object. It runs on a real or simulated GPU and changes no GPU setting.
 
 mod captures;
+mod elastic;
 mod entry_points;
 mod events;
 mod exports;
@@ -58,6 +59,8 @@ enum Measurement {
     Wait(wait::Arguments),
     /// Launch after a stop of the process
     Stopped,
+    /// Allocate on request while the limit changes
+    Elastic,
     /// Keep the GPU busy and count the completed kernels
     Work(work::Arguments),
     /// Cause a fatal fault of a kernel, or launch until one stops this process
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Measurement::Handles(arguments) => handles::run(&arguments),
         Measurement::Wait(arguments) => wait::run(&arguments),
         Measurement::Stopped => wait::run_stopped(),
+        Measurement::Elastic => elastic::run(),
         Measurement::Work(arguments) => work::run(&arguments),
         Measurement::Fault(arguments) => fault::run(&arguments),
         Measurement::Slices(arguments) => slices::run(&arguments),

@@ -34,9 +34,39 @@ pub(super) struct Node {
     _directory: TempDir,
 }
 
+/// Memory of two shares, bytes.
+pub(super) struct Memory {
+    /// Guarantee of each.
+    pub(super) share_bytes: u64,
+    /// What the first may use of what the second does not use.
+    pub(super) limit_bytes: u64,
+    /// What both can get together.
+    pub(super) allocatable_bytes: u64,
+}
+
+impl Memory {
+    /// Returns shares that use what they are guaranteed.
+    pub(super) const fn plain(share_bytes: u64) -> Self {
+        Self {
+            share_bytes,
+            limit_bytes: share_bytes,
+            allocatable_bytes: 0,
+        }
+    }
+}
+
 impl Node {
     /// Starts the agent with two shares of the first GPU, of these percentages of its time.
-    pub(super) fn start(setup: &Setup, [left, right]: [u32; 2], memory_bytes: u64) -> Result<Self> {
+    pub(super) fn start(setup: &Setup, cores: [u32; 2], memory_bytes: u64) -> Result<Self> {
+        Self::with_memory(setup, cores, &Memory::plain(memory_bytes))
+    }
+
+    /// The same with memory that is lent.
+    pub(super) fn with_memory(
+        setup: &Setup,
+        [left, right]: [u32; 2],
+        memory: &Memory,
+    ) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let mut command = Command::new(&setup.node);
         command
@@ -45,8 +75,13 @@ impl Node {
             .arg("--driver-root")
             .arg(setup.driver_root())
             .args(["--gpu", &setup.gpu()?.gpu()?])
-            .args(["--memory-bytes", &memory_bytes.to_string()])
+            .args(["--memory-bytes", &memory.share_bytes.to_string()])
             .args(["--cores", &format!("{left},{right}")]);
+        if memory.limit_bytes > memory.share_bytes {
+            command
+                .args(["--limit-bytes", &memory.limit_bytes.to_string()])
+                .args(["--allocatable-bytes", &memory.allocatable_bytes.to_string()]);
+        }
         let mut program = Running::start(command)?;
         let prepared: Prepared = program.json()?;
         let shares = prepared.shares.into_iter();
@@ -62,6 +97,11 @@ impl Node {
     pub(super) fn add_tenants(&mut self, pids: &[u32]) -> Result<()> {
         let mut tenants = (1..).zip(pids);
         tenants.try_for_each(|(number, pid)| self.program.send(&format!("{number} {pid}")))
+    }
+
+    /// Adds memory to a share, as a companion does.
+    pub(super) fn grow(&mut self, share: u32, bytes: u64) -> Result<()> {
+        self.program.send(&format!("grow {share} {bytes}"))
     }
 
     /// Ends the agent, and returns what it found.

@@ -71,6 +71,7 @@ const EFFECTS: [Effect; 13] = [
             "--recommendations=true",
             "resources: [gpusharerecommendations]",
             "resources: [gpusharerecommendations/status]",
+            "resources: [jobs]",
         ],
         removed: &[],
     },

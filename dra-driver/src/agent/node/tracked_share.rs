@@ -15,7 +15,7 @@ use super::ShareKey;
 use super::region_watch::RegionWatch;
 use super::usage_region::{LiveUse, ReadBuffer, UsageRegion};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
-use crate::agent::policy::burst::ShareMemory;
+use crate::agent::policy::burst::{Loan, ShareMemory, idle_bytes};
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
 use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation};
 use crate::agent::policy::occupancy::Occupancy;
@@ -49,6 +49,15 @@ const WINDOW_US: u32 = 250;
 /// Time after which an allocation that was admitted before a limit was lowered is charged, µs.
 const SETTLED_US: u64 = 250_000;
 
+/// Time for which a share lends nothing after it began, or after one of its processes needed what it had lent, µs.
+const LENDING_PAUSE_US: u64 = 10_000_000;
+
+/// Age of a demand for memory at which no process waits any more, µs: libvgpu repeats it every few milliseconds.
+const DEMAND_AGE_US: u64 = 1_000_000;
+
+/// Time within which a share gets the memory back that it has lent, µs: libvgpu waits for no longer.
+const RECALL_US: u64 = 2_000_000;
+
 /// What the agent may assume of the memory of a share that it opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opened {
@@ -64,6 +73,8 @@ struct RecordedMemory {
     held_bytes: u64,
     kept_bytes: u64,
     limit_bytes: Option<u64>,
+    bursts_idle: bool,
+    lends_idle: bool,
     priority: Priority,
 }
 
@@ -73,6 +84,8 @@ impl RecordedMemory {
             held_bytes: share.held().memory_bytes,
             kept_bytes: share.kept().memory_bytes,
             limit_bytes: share.limit_bytes,
+            bursts_idle: share.bursts_idle,
+            lends_idle: share.lends_idle,
             priority: share.priority,
         }
     }
@@ -95,6 +108,19 @@ pub struct Reclaim {
     pub claim: ClaimRef,
     /// When processes were last killed for it, µs.
     pub killed_us: Option<u64>,
+}
+
+/// What a share lends of its guarantee.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lending {
+    /// It lends nothing until then, µs.
+    paused_until_us: u64,
+    /// When its processes began to need what is lent; `None` if they do not.
+    recalled_us: Option<u64>,
+    /// Whether the recall was counted as missed.
+    is_missed: bool,
+    /// What its processes have by NVML, bytes; `None` before the first list.
+    observed_bytes: Option<u64>,
 }
 
 /// Role of a share by its priority.
@@ -143,6 +169,7 @@ pub struct TrackedShare {
     memory: RecordedMemory,
     /// Whether the GPU has what the share is guaranteed, so that its limit may be raised to that.
     pub is_backed: bool,
+    lending: Lending,
     /// Limits that it had and below which its use is not known to have fallen, the latest last.
     lowered: Vec<Lowered>,
     /// Whether it must give back all memory beyond its guarantee.
@@ -183,12 +210,25 @@ impl TrackedShare {
         let present = page.limits().memory_limit_bytes.unwrap_or(0);
         let lent = memory.limit_bytes.map(|limit| limit.max(present));
         let lent = lent.filter(|_| present > memory.held_bytes || opened == Opened::Again);
-        let lowered = lent.map(|from_bytes| Lowered {
-            at_us: now_us,
-            from_bytes,
-        });
+        let lent_bytes = page.limits().lent_bytes;
+        let lowered = lent
+            .or((lent_bytes > 0).then_some(present))
+            .map(|from_bytes| Lowered {
+                at_us: now_us,
+                from_bytes,
+            });
+        let paused_until_us = match lent_bytes {
+            0 => now_us.saturating_add(LENDING_PAUSE_US),
+            // It goes on.
+            1.. => now_us,
+        };
+        let lending = Lending {
+            paused_until_us,
+            ..Lending::default()
+        };
         Ok(Self {
             memory,
+            lending,
             is_backed: true,
             lowered: lowered.into_iter().collect(),
             reclaim: None,
@@ -396,7 +436,6 @@ impl TrackedShare {
     #[must_use]
     pub fn memory(&self, key: ShareKey) -> ShareMemory<Option<ShareKey>> {
         let memory = self.memory;
-        let present_bytes = self.page.limits().memory_limit_bytes;
         let lowered = self.lowered.iter().map(|lowered| lowered.from_bytes);
         ShareMemory {
             id: Some(key),
@@ -404,11 +443,125 @@ impl TrackedShare {
             held_bytes: memory.held_bytes,
             kept_bytes: memory.kept_bytes,
             limit_bytes: memory.limit_bytes,
-            present_bytes: present_bytes.unwrap_or(u64::MAX),
+            bursts_idle: memory.bursts_idle,
+            loan: Loan {
+                lent_bytes: self.page.limits().lent_bytes,
+                idle_bytes: 0,
+                is_recalled: self.lending.recalled_us.is_some(),
+            },
+            present_bytes: self.usable_bytes().unwrap_or(u64::MAX),
             unreturned_bytes: lowered.max().unwrap_or(0),
             used_bytes: None,
             is_reclaimed: self.reclaim.is_some(),
         }
+    }
+
+    /// Returns what it may use by its page: its limit without what it lends, bytes; `None` without a limit.
+    #[must_use]
+    pub fn usable_bytes(&self) -> Option<u64> {
+        let limits = self.page.limits();
+        let limit_bytes = limits.memory_limit_bytes?;
+        Some(limit_bytes.saturating_sub(limits.lent_bytes))
+    }
+
+    /// Returns whether it may use what other shares lend.
+    #[must_use]
+    pub const fn bursts_idle(&self) -> bool {
+        self.memory.bursts_idle
+    }
+
+    /// Applies what its processes have by NVML.
+    pub const fn set_observed_use(&mut self, bytes: u64) {
+        self.lending.observed_bytes = Some(bytes);
+    }
+
+    /// Returns what it lends and could lend. Its use is the larger of what its region and NVML show: neither a forged region nor a list
+    /// that is late lets others use what it has.
+    ///
+    /// Its guarantee is due when one of its processes says so, when it uses more than its page has, and when it shrinks. A share that has
+    /// its guarantee lends nothing, so it cannot ask for anything.
+    pub fn loan(&mut self, now_us: u64, buffer: &mut ReadBuffer) -> Loan {
+        let lent_bytes = self.page.limits().lent_bytes;
+        if !self.memory.lends_idle {
+            return Loan::default();
+        }
+        let region = self.live_use(buffer).map_or(u64::MAX, |live| {
+            let excess = self.page.limits().driver_excess_bytes;
+            live.bytes.saturating_add(excess)
+        });
+        let Some(observed) = self.lending.observed_bytes else {
+            // What an earlier agent has lent stays.
+            return Loan {
+                lent_bytes,
+                idle_bytes: lent_bytes,
+                is_recalled: false,
+            };
+        };
+        let used_bytes = observed.max(region);
+        let RecordedMemory {
+            held_bytes,
+            kept_bytes,
+            ..
+        } = self.memory;
+        if lent_bytes == 0 {
+            self.lending.recalled_us = None;
+            self.lending.is_missed = false;
+        } else {
+            let is_over = self
+                .usable_bytes()
+                .is_some_and(|usable| used_bytes > usable);
+            if is_over || kept_bytes < held_bytes || self.demands_memory(now_us, buffer) {
+                self.lending.recalled_us.get_or_insert(now_us);
+                self.lending.paused_until_us = now_us.saturating_add(LENDING_PAUSE_US);
+            }
+        }
+        let is_paused = now_us < self.lending.paused_until_us
+            || kept_bytes < held_bytes
+            || self.page.limits().memory_limit_bytes != Some(kept_bytes);
+        Loan {
+            lent_bytes,
+            idle_bytes: match is_paused {
+                true => 0,
+                false => idle_bytes(kept_bytes, used_bytes),
+            },
+            is_recalled: self.lending.recalled_us.is_some(),
+        }
+    }
+
+    /// Returns whether one of its processes says that it waits for memory that is lent.
+    fn demands_memory(&self, now_us: u64, buffer: &mut ReadBuffer) -> bool {
+        let header = self.region.header(buffer);
+        header.is_ok_and(|header| {
+            let since_us = now_us.checked_sub(header.share.memory_demand_us);
+            since_us.is_some_and(|since_us| since_us < DEMAND_AGE_US)
+        })
+    }
+
+    /// Returns whether memory that it needs back has become late since the last call.
+    pub fn is_newly_missed(&mut self, now_us: u64) -> bool {
+        let Lending {
+            recalled_us,
+            is_missed,
+            ..
+        } = &mut self.lending;
+        let is_late = recalled_us.is_some_and(|since| now_us.saturating_sub(since) >= RECALL_US);
+        is_late && !std::mem::replace(is_missed, is_late)
+    }
+
+    /// Writes what it lends.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn set_lent(&mut self, now_us: u64, lent_bytes: u64) -> io::Result<()> {
+        let limits = self.page.limits();
+        if lent_bytes > limits.lent_bytes {
+            // Before the write, which may fail half-way.
+            self.lowered.push(Lowered {
+                at_us: now_us,
+                from_bytes: self.usable_bytes().unwrap_or(u64::MAX),
+            });
+        }
+        self.page.change(|limits| limits.lent_bytes = lent_bytes)
     }
 
     /// Returns what its living processes have requested, by its region; `None` if that cannot be read.
@@ -458,6 +611,9 @@ impl TrackedShare {
         };
         let used = || used_bytes(&self.region, limits, buffer).unwrap_or(u64::MAX);
         let memory = if self.can_burst() || (present < kept.memory_bytes && !self.is_backed) {
+            present
+        } else if present > kept.memory_bytes && limits.lent_bytes > 0 {
+            // What it lends comes back first: the rest of the page would be less than it uses.
             present
         } else {
             memory_limit(kept.memory_bytes, present, used)

@@ -5,6 +5,10 @@
 //! with an empty page, and a companion with the page that its base had: the agent raises them when their guarantee is
 //! [backed](Division::unbacked), which takes lent memory back if need be.
 //!
+//! With `burst: idle`, a share may also have what other shares are guaranteed and do not use, where their classes lend it. The page of
+//! such a [lender](Loan) lacks what is lent, so that the sum of the pages still is no more than the GPU: a process that needs it finds
+//! its page empty and waits until the agent has taken the memory back, as a new claim does.
+//!
 //! Lent memory is taken back for guarantees only. Where the room is divided in another way, because shares have come or gone, a
 //! limit falls as its use does.
 
@@ -13,6 +17,32 @@ use std::collections::BTreeMap;
 use drava_api::config::Priority;
 
 use crate::gpus::capacity::MIB;
+
+/// The least of its guarantee that a share has in its page beyond its use, bytes, and the part of the guarantee, which may be more.
+const MARGIN_BYTES: u64 = 1 << 30;
+const MARGIN_PART: u64 = 8;
+
+/// A loan grows by no less, bytes: each change is a write to two pages.
+const STEP_BYTES: u64 = 256 << 20;
+
+/// What a share lends of its guarantee, bytes. The default is a share that lends nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Loan {
+    /// Lent now: the page lacks it.
+    pub lent_bytes: u64,
+    /// The most that may be lent.
+    pub idle_bytes: u64,
+    /// Whether the share needs all of its guarantee: one of its processes waits for it, or uses more than the page has.
+    pub is_recalled: bool,
+}
+
+/// Returns what a share with this guarantee and this use may lend, bytes.
+#[must_use]
+pub fn idle_bytes(guarantee_bytes: u64, used_bytes: u64) -> u64 {
+    let margin_bytes = MARGIN_BYTES.max(guarantee_bytes / MARGIN_PART);
+    let kept_bytes = used_bytes.saturating_add(margin_bytes);
+    guarantee_bytes.saturating_sub(kept_bytes) / MIB * MIB
+}
 
 /// Memory of one share of a GPU, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +57,11 @@ pub struct ShareMemory<Id> {
     pub kept_bytes: u64,
     /// The most that it may use; `None` for a share that gets its guarantee only.
     pub limit_bytes: Option<u64>,
-    /// Limit in its page; 0 without a page.
+    /// Whether it may use what other shares lend of their guarantees.
+    pub bursts_idle: bool,
+    /// What it lends of its own.
+    pub loan: Loan,
+    /// Limit in its page, without what it lends; 0 without a page.
     pub present_bytes: u64,
     /// Highest limit that its page had and below which its use is not known to have fallen; 0 without one.
     pub unreturned_bytes: u64,
@@ -47,9 +81,18 @@ impl<Id> ShareMemory<Id> {
         self.present_bytes.max(self.unreturned_bytes)
     }
 
+    /// Returns what others may use of its guarantee for the time being.
+    const fn waived_bytes(&self) -> u64 {
+        match self.loan.is_recalled {
+            true => 0,
+            false => self.loan.lent_bytes,
+        }
+    }
+
     /// Returns what it may use or may still use, without lent memory that is given back.
     fn committed_bytes(&self) -> u64 {
-        self.held_bytes.max(self.promised_bytes())
+        let claimed_bytes = self.held_bytes.saturating_sub(self.waived_bytes());
+        claimed_bytes.max(self.promised_bytes())
     }
 
     /// Returns the most beyond its guarantee that it may get. A share that shrinks gives that back first.
@@ -68,7 +111,7 @@ impl<Id> ShareMemory<Id> {
     /// Returns whether its page lacks memory that it is guaranteed.
     #[must_use]
     pub const fn is_waiting(&self) -> bool {
-        self.present_bytes < self.kept_bytes
+        self.present_bytes < self.kept_bytes.saturating_sub(self.waived_bytes())
     }
 }
 
@@ -77,6 +120,8 @@ impl<Id> ShareMemory<Id> {
 pub struct Division<Id> {
     /// New limit in the page of each share that can burst.
     pub limits: Vec<(Id, u64)>,
+    /// What shares lend of their guarantees from now on, of each that lends or did.
+    pub loans: Vec<(Id, u64)>,
     /// Shares that give back all beyond their guarantee.
     pub reclaimed: Vec<Id>,
     /// Shares that wait for guaranteed memory because the GPU lacks it, with all that is lent or not given back.
@@ -110,20 +155,60 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
             };
             (share.id, limit)
         });
+        let lenders = shares.iter().filter(|share| share.loan.lent_bytes > 0);
+        let loans = lenders.map(|share| {
+            let is_due = share.is_waiting() && !unbacked.contains(&share.id);
+            let lent_bytes = if is_due { 0 } else { share.loan.lent_bytes };
+            (share.id, lent_bytes)
+        });
         return Division {
             limits: limits.collect(),
+            loans: loans.collect(),
             reclaimed,
             unbacked,
         };
     }
-    // What other shares have in their pages beyond what they hold is theirs, too.
+    // What other shares have in their pages beyond what they hold is theirs, too. What they lend is theirs all the same.
     let base_bytes = sum(|share| match share.can_burst() {
         true => share.held_bytes,
-        false => share.committed_bytes(),
+        false => share.held_bytes.max(share.promised_bytes()),
     });
     let room_bytes = allocatable_bytes.saturating_sub(base_bytes);
-    let extra_bytes = extras(room_bytes, shares);
+    let mut extra_bytes = extras(room_bytes, shares, ShareMemory::most_extra_bytes);
+    let still_wanted = |share: &ShareMemory<Id>| {
+        let extra = extra_bytes.get(&share.id).copied().unwrap_or(0);
+        let most = share.most_extra_bytes();
+        match share.bursts_idle && held_bytes <= allocatable_bytes {
+            true => most.saturating_sub(extra),
+            false => 0,
+        }
+    };
+    let wanted_bytes = shares.iter().map(still_wanted);
+    let targets = loans(wanted_bytes.fold(0, u64::saturating_add), shares);
+    let lent_bytes = targets.iter().map(|(_, bytes)| *bytes);
+    let borrowed = extras(
+        lent_bytes.fold(0, u64::saturating_add),
+        shares,
+        still_wanted,
+    );
+    for (id, bytes) in borrowed {
+        *extra_bytes.entry(id).or_default() += bytes;
+    }
     let mut free_bytes = allocatable_bytes.saturating_sub(committed_bytes);
+    let mut loans = Vec::new();
+    for (share, target) in targets {
+        let lent = share.loan.lent_bytes;
+        let returned = match share.loan.is_recalled {
+            // All of its guarantee is committed.
+            true => lent,
+            false => {
+                let returned = lent.saturating_sub(target).min(free_bytes);
+                free_bytes -= returned;
+                returned
+            }
+        };
+        loans.push((share.id, target.max(lent - returned)));
+    }
     let mut ranked: Vec<&ShareMemory<Id>> = bursting().collect();
     ranked.sort_by_key(|share| (std::cmp::Reverse(share.priority), share.id));
     let mut limits = Vec::new();
@@ -147,9 +232,45 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
     }
     Division {
         limits,
+        loans,
         reclaimed: Vec::new(),
         unbacked,
     }
+}
+
+/// Returns what each share that can lend is to lend, so that together they lend `wanted_bytes` if they can. A share that lends goes on
+/// before another one begins; then those of lower priority lend first, of these the one with most to lend.
+fn loans<Id: Ord + Copy>(
+    wanted_bytes: u64,
+    shares: &[ShareMemory<Id>],
+) -> Vec<(&ShareMemory<Id>, u64)> {
+    let can_lend = |share: &&ShareMemory<Id>| share.loan != Loan::default();
+    let mut lenders: Vec<_> = shares.iter().filter(can_lend).collect();
+    lenders.sort_by_key(|share| {
+        let Loan {
+            lent_bytes,
+            idle_bytes,
+            ..
+        } = share.loan;
+        let most_first = std::cmp::Reverse((lent_bytes, std::cmp::Reverse(share.priority)));
+        (most_first, std::cmp::Reverse(idle_bytes), share.id)
+    });
+    let mut wanted_bytes = wanted_bytes;
+    let target = |share| {
+        let &ShareMemory { loan, .. } = share;
+        let is_step = loan.idle_bytes >= loan.lent_bytes.saturating_add(STEP_BYTES);
+        let most = match is_step {
+            true => loan.idle_bytes,
+            false => loan.idle_bytes.min(loan.lent_bytes),
+        };
+        let target = match loan.is_recalled {
+            true => 0,
+            false => most.min(wanted_bytes) / MIB * MIB,
+        };
+        wanted_bytes -= target;
+        (share, target)
+    };
+    lenders.into_iter().map(target).collect()
 }
 
 /// Returns which of the shares that wait for guaranteed memory do not get it. Each counts with what it was promised before, and those
@@ -175,8 +296,8 @@ fn unbacked<Id: Ord + Copy>(capacity_bytes: u64, shares: &[ShareMemory<Id>]) -> 
     unbacked.map(|share| share.id).collect()
 }
 
-/// Returns which shares must give back all beyond their guarantee, so that the others can keep what they use: those of the lowest
-/// priority first, of these the one with the most use beyond its guarantee.
+/// Returns which shares must give back all beyond their guarantee, so that the others can keep what they use: first those that may use
+/// unused guarantees, of these those of the lowest priority, of these the one with the most use beyond its guarantee.
 fn victims<Id: Ord + Copy>(capacity_bytes: u64, shares: &[ShareMemory<Id>]) -> Vec<Id> {
     let demand = |share: &ShareMemory<Id>| match share.can_burst() && !share.is_reclaimed {
         true => share.demand_bytes(),
@@ -189,7 +310,10 @@ fn victims<Id: Ord + Copy>(capacity_bytes: u64, shares: &[ShareMemory<Id>]) -> V
     let is_lent = |share: &&ShareMemory<Id>| share.can_burst() && !share.is_reclaimed;
     let mut lent: Vec<&ShareMemory<Id>> = shares.iter().filter(is_lent).collect();
     let beyond = |share: &ShareMemory<Id>| share.demand_bytes().saturating_sub(share.held_bytes);
-    lent.sort_by_key(|share| (share.priority, std::cmp::Reverse(beyond(share)), share.id));
+    lent.sort_by_key(|share| {
+        let most_first = std::cmp::Reverse(beyond(share));
+        (!share.bursts_idle, share.priority, most_first, share.id)
+    });
     let earlier = shares.iter().filter(|share| share.is_reclaimed);
     let mut found: Vec<Id> = earlier.map(|share| share.id).collect();
     for share in lent {
@@ -204,11 +328,15 @@ fn victims<Id: Ord + Copy>(capacity_bytes: u64, shares: &[ShareMemory<Id>]) -> V
     found
 }
 
-/// Returns what each share gets of `room_bytes` beyond its guarantee: by priority, then evenly, up to its limit.
-fn extras<Id: Ord + Copy>(room_bytes: u64, shares: &[ShareMemory<Id>]) -> BTreeMap<Id, u64> {
+/// Returns what each share gets of `room_bytes`: by priority, then evenly, up to what `most` returns.
+fn extras<Id: Ord + Copy>(
+    room_bytes: u64,
+    shares: &[ShareMemory<Id>],
+    most: impl Fn(&ShareMemory<Id>) -> u64,
+) -> BTreeMap<Id, u64> {
     let mut wanted: Vec<(Priority, u64, Id)> = shares
         .iter()
-        .map(|share| (share.priority, share.most_extra_bytes(), share.id))
+        .map(|share| (share.priority, most(share), share.id))
         .filter(|(_, most, _)| *most > 0)
         .collect();
     // Of equal priority those that want least first: what they leave is divided among the others.

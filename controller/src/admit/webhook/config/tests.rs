@@ -110,7 +110,7 @@ fn names_wrong_fields_of_share_that_bursts() {
         ),
         (
             json!({"limit": "12Gi", "reclaim": "kill", "burst": "idle"}),
-            "config field memory.burst: `idle`",
+            "the class has no memory.maxBurst: idle",
         ),
         (
             json!({"limit": "12Gi", "reclaim": "kill", "burst": "all"}),

@@ -18,6 +18,15 @@ const GRACE_US: u64 = 400_000;
 /// Age of NVML's list of processes at which nothing is lent: what is lent could not be taken back safely, µs.
 const OBSERVATION_AGE_US: u64 = 5_000_000;
 
+/// Outcome of a division of a GPU's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Divided {
+    /// NVML's list of processes is needed now.
+    pub needs_observation: bool,
+    /// Shares that have waited too long for what they lent, since the last division.
+    pub missed: u64,
+}
+
 /// A share of a GPU by its record, without a limits page that the agent follows.
 #[derive(Debug, Clone)]
 pub struct UnopenedShare {
@@ -48,9 +57,13 @@ impl Gpu {
         own.any(TrackedShare::can_burst) || unopened.iter().any(|share| share.is_lent)
     }
 
-    /// Divides its memory among the shares that can burst, and takes back what others are guaranteed. Returns whether NVML's list of
-    /// processes is needed now.
-    pub fn divide_memory(&mut self, now_us: u64, memory: &GpuMemory, shares: &mut Shares) -> bool {
+    /// Divides its memory among the shares that can burst, and takes back what others are guaranteed.
+    pub fn divide_memory(
+        &mut self,
+        now_us: u64,
+        memory: &GpuMemory,
+        shares: &mut Shares,
+    ) -> Divided {
         if !self.can_burst(&memory.unopened, shares) {
             self.waiting = None;
             for key in &self.keys {
@@ -59,8 +72,13 @@ impl Gpu {
                     let is_empty = share.memory(*key).present_bytes == 0;
                     share.is_backed = !(is_empty && memory.has_unknown);
                 }
+                // What was lent is back. A share whose record is unknown may use it still.
+                let lends = |share: &TrackedShare| share.page.limits().lent_bytes > 0;
+                if shares.tracked.get(key).is_some_and(lends) && !memory.has_unknown {
+                    shares.write(*key, |share| share.set_lent(now_us, 0));
+                }
             }
-            return false;
+            return Divided::default();
         }
         let mut all: Vec<ShareMemory<Option<ShareKey>>> = self
             .keys
@@ -68,6 +86,7 @@ impl Gpu {
             .filter_map(|key| Some(shares.tracked.get(key)?.memory(*key)))
             .chain(memory.unopened.iter().map(|share| share.memory))
             .collect();
+        self.add_loans(now_us, &mut all, shares);
         let allocatable_bytes = memory.allocatable_bytes.filter(|_| !memory.has_unknown);
         let mut division = self.division(allocatable_bytes.unwrap_or(0), &mut all, shares);
         if allocatable_bytes.is_none() {
@@ -101,6 +120,22 @@ impl Gpu {
                 shares.write(key, |share| share.set_memory_limit(now_us, limit));
             }
         }
+        for &(id, lent_bytes) in &division.loans {
+            let share = all.iter().find(|share| share.id == id);
+            let Some((key, share)) = id.zip(share) else {
+                continue;
+            };
+            let before = share.loan.lent_bytes;
+            // Nothing more is lent that could not be taken back, and nothing is given back that may be in use.
+            let lent_bytes = match (allocatable_bytes.is_some(), is_observed) {
+                (true, true) => lent_bytes,
+                (true, false) => lent_bytes.min(before),
+                (false, _) => before,
+            };
+            if lent_bytes != before {
+                shares.write(key, |share| share.set_lent(now_us, lent_bytes));
+            }
+        }
         let waiting = self.waiting_claim(&division, memory, shares);
         self.waiting = waiting.filter(|_| allocatable_bytes.is_some());
         for key in &self.keys {
@@ -122,8 +157,31 @@ impl Gpu {
                 });
             }
         }
+        let mut divided = Divided::default();
+        for key in &self.keys {
+            if let Some(share) = shares.tracked.get_mut(key) {
+                divided.needs_observation |= share.is_giving_back();
+                divided.missed += u64::from(share.is_newly_missed(now_us));
+            }
+        }
+        divided
+    }
+
+    /// Adds what shares lend, and what they could lend if others may use it.
+    fn add_loans(
+        &self,
+        now_us: u64,
+        all: &mut [ShareMemory<Option<ShareKey>>],
+        shares: &mut Shares,
+    ) {
         let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
-        own.any(TrackedShare::is_giving_back)
+        let is_borrowed = own.any(TrackedShare::bursts_idle);
+        for memory in all {
+            let share = memory.id.and_then(|key| shares.tracked.get_mut(&key));
+            if let Some(share) = share.filter(|_| is_borrowed || memory.loan.lent_bytes > 0) {
+                memory.loan = share.loan(now_us, &mut shares.buffer);
+            }
+        }
     }
 
     /// Divides what is known. The use of shares is read only if something changes.
@@ -141,7 +199,12 @@ impl Gpu {
             let mut all = all.iter();
             all.any(|share| share.id == *id && share.present_bytes == *limit)
         };
-        if unused.unbacked.is_empty() && unused.limits.iter().all(is_present) {
+        let is_lent = |(id, lent_bytes): &(Option<ShareKey>, u64)| {
+            let mut all = all.iter();
+            all.any(|share| share.id == *id && share.loan.lent_bytes == *lent_bytes)
+        };
+        let is_same = unused.limits.iter().all(is_present) && unused.loans.iter().all(is_lent);
+        if unused.unbacked.is_empty() && is_same {
             return unused;
         }
         for share in &mut *all {
@@ -191,6 +254,18 @@ impl Gpu {
             return Vec::new();
         }
         self.observed_us = observation.requested_us;
+        let processes: Vec<GpuProcess<ShareKey>> = observed
+            .iter()
+            .map(|observed| self.gpu_process(observed, &shares.tracked))
+            .collect();
+        for key in &self.keys {
+            let own = processes.iter();
+            let own = own.filter(|process| process.shares.contains(key));
+            let used_bytes = own.filter_map(|process| process.used_bytes);
+            if let Some(share) = shares.tracked.get_mut(key) {
+                share.set_observed_use(used_bytes.fold(0, u64::saturating_add));
+            }
+        }
         let is_giving_back = |key: &ShareKey| {
             let share = shares.tracked.get(key);
             share.is_some_and(TrackedShare::is_giving_back)
@@ -199,10 +274,6 @@ impl Gpu {
         if giving.is_empty() {
             return Vec::new();
         }
-        let processes: Vec<GpuProcess<ShareKey>> = observed
-            .iter()
-            .map(|observed| self.gpu_process(observed, &shares.tracked))
-            .collect();
         let over = self.over_page(estimate_bytes, &processes, shares);
         let mut found = Vec::new();
         for key in giving {
@@ -213,7 +284,7 @@ impl Gpu {
             let Some(share) = shares.tracked.get_mut(&key) else {
                 continue;
             };
-            let limit_bytes = share.page.limits().memory_limit_bytes;
+            let limit_bytes = share.usable_bytes();
             let live = share.live_use(&mut shares.buffer);
             let exceeds = |bytes: u64| limit_bytes.is_some_and(|limit| bytes > limit);
             let is_within = live.as_ref().is_some_and(|live| !exceeds(live.bytes));
@@ -228,6 +299,10 @@ impl Gpu {
                 if is_known {
                     share.confirm_return(observation.requested_us);
                 }
+                continue;
+            }
+            // What it uses is its own: a share that lends gets all of its guarantee back.
+            if !share.can_burst() {
                 continue;
             }
             // Its region shows less than NVML: what it uses more is taken back, too.
@@ -300,7 +375,7 @@ impl Gpu {
         let mut views: Vec<ShareView<ShareKey>> = Vec::new();
         for key in &self.keys {
             if let Some(share) = shares.tracked.get_mut(key) {
-                let limit_bytes = share.page.limits().memory_limit_bytes;
+                let limit_bytes = share.usable_bytes();
                 let view = share.view(*key, estimate_bytes, &mut shares.buffer);
                 views.push(ShareView {
                     limit_bytes,

@@ -13,6 +13,8 @@ fn share(id: u32, held_gib: u64) -> ShareMemory<u32> {
         held_bytes,
         kept_bytes: held_bytes,
         limit_bytes: None,
+        bursts_idle: false,
+        loan: Loan::default(),
         present_bytes: held_bytes,
         unreturned_bytes: 0,
         used_bytes: Some(0),
@@ -41,6 +43,42 @@ fn waiting(id: u32, held_gib: u64) -> ShareMemory<u32> {
 fn with_priority(share: ShareMemory<u32>, priority: i64) -> ShareMemory<u32> {
     let priority = Priority::try_from(priority).unwrap();
     ShareMemory { priority, ..share }
+}
+
+/// A share that may use unused guarantees.
+fn bursting_idle(id: u32, held_gib: u64, limit_gib: u64, present_gib: u64) -> ShareMemory<u32> {
+    ShareMemory {
+        bursts_idle: true,
+        ..bursting(id, held_gib, limit_gib, present_gib)
+    }
+}
+
+/// A share that lends `lent_gib` and could lend `idle_gib`.
+fn lending(id: u32, held_gib: u64, lent_gib: u64, idle_gib: u64) -> ShareMemory<u32> {
+    ShareMemory {
+        loan: Loan {
+            lent_bytes: lent_gib * GIB,
+            idle_bytes: idle_gib * GIB,
+            is_recalled: false,
+        },
+        present_bytes: (held_gib - lent_gib) * GIB,
+        ..share(id, held_gib)
+    }
+}
+
+fn recalled(share: ShareMemory<u32>) -> ShareMemory<u32> {
+    let loan = Loan {
+        idle_bytes: 0,
+        is_recalled: true,
+        ..share.loan
+    };
+    ShareMemory { loan, ..share }
+}
+
+/// Returns what is lent in GiB.
+fn lent_gib(division: &Division<u32>) -> Vec<(u32, u64)> {
+    let loans = division.loans.iter();
+    loans.map(|(id, bytes)| (*id, bytes / GIB)).collect()
 }
 
 /// Returns the limits in GiB.
@@ -209,6 +247,127 @@ fn share_of_unknown_use_counts_with_all_it_was_promised() {
     assert_eq!(division.reclaimed, [1]);
 }
 
+#[test]
+fn lends_unused_guarantee_after_its_page_lacks_it() {
+    let borrower = bursting_idle(1, 4, 12, 4);
+    // First the page of the lender is lowered.
+    let division = divide(16 * GIB, &[borrower, lending(2, 12, 0, 10)]);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 4)], vec![(2, 8)])
+    );
+    // Its use is not known to be below that so far.
+    let lender = lending(2, 12, 8, 10);
+    let lowered = ShareMemory {
+        unreturned_bytes: 12 * GIB,
+        ..lender
+    };
+    let division = divide(16 * GIB, &[borrower, lowered]);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 4)], vec![(2, 8)])
+    );
+    let division = divide(16 * GIB, &[borrower, lender]);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 12)], vec![(2, 8)])
+    );
+    // No more than is wanted, and memory that no claim holds first.
+    let division = divide(20 * GIB, &[borrower, lending(2, 12, 0, 10)]);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 8)], vec![(2, 4)])
+    );
+}
+
+#[test]
+fn lends_unused_guarantees_to_shares_with_burst_idle_only() {
+    let shares = [bursting(1, 4, 12, 4), lending(2, 12, 0, 10)];
+    let division = divide(16 * GIB, &shares);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 4)], vec![(2, 0)])
+    );
+    // The other share of the room that no claim holds is not taken for it either.
+    let shares = [
+        bursting(1, 2, 12, 2),
+        bursting_idle(2, 2, 12, 2),
+        lending(3, 12, 4, 10),
+    ];
+    let division = divide(20 * GIB, &shares);
+    assert_eq!(lent_gib(&division), [(3, 8)]);
+    assert_eq!(gib(&division), [(1, 4), (2, 8)]);
+    // An oversubscribed GPU has nothing to lend.
+    let shares = [bursting_idle(1, 6, 12, 6), lending(2, 12, 0, 10)];
+    assert_eq!(lent_gib(&divide(16 * GIB, &shares)), [(2, 0)]);
+}
+
+#[test]
+fn recalled_guarantee_is_taken_back_from_borrower() {
+    let borrower = bursting_idle(1, 4, 12, 12);
+    let lender = recalled(lending(2, 12, 8, 0));
+    let division = divide(16 * GIB, &[borrower, lender]);
+    assert_eq!(
+        (gib(&division), lent_gib(&division)),
+        (vec![(1, 4)], vec![(2, 8)])
+    );
+    assert_eq!((division.reclaimed, division.unbacked), (vec![1], vec![2]));
+    let lowered = ShareMemory {
+        present_bytes: 4 * GIB,
+        unreturned_bytes: 12 * GIB,
+        is_reclaimed: true,
+        ..borrower
+    };
+    let division = divide(16 * GIB, &[lowered, lender]);
+    assert_eq!(lent_gib(&division), [(2, 8)], "the memory is not back");
+    let returned = ShareMemory {
+        unreturned_bytes: 0,
+        ..lowered
+    };
+    let division = divide(16 * GIB, &[returned, lender]);
+    assert_eq!(lent_gib(&division), [(2, 0)]);
+    assert_eq!((gib(&division), division.unbacked), (vec![(1, 4)], vec![]));
+}
+
+/// What no claim holds is not taken from a share that has no part in the loan, whatever its priority.
+#[test]
+fn recall_takes_from_shares_with_burst_idle_first() {
+    let shares = [
+        bursting(1, 2, 4, 4),
+        with_priority(bursting_idle(2, 2, 10, 10), 5),
+        recalled(lending(3, 10, 8, 0)),
+    ];
+    let division = divide(16 * GIB, &shares);
+    assert_eq!(division.reclaimed, [2]);
+    assert_eq!(gib(&division), [(1, 4), (2, 2)]);
+}
+
+/// The use of a lender grows within its page: its loan shrinks as the borrower gives back, and no process ends.
+#[test]
+fn growing_use_of_lender_takes_nothing_by_force() {
+    let used = |gib: u64| ShareMemory {
+        used_bytes: Some(gib * GIB),
+        ..bursting_idle(1, 4, 12, 12)
+    };
+    let lender = lending(2, 12, 8, 5);
+    let full = divide(16 * GIB, &[used(12), lender]);
+    assert_eq!((gib(&full), lent_gib(&full)), (vec![(1, 12)], vec![(2, 8)]));
+    assert_eq!((full.reclaimed, full.unbacked), (vec![], vec![]));
+    let unused = divide(16 * GIB, &[used(3), lender]);
+    assert_eq!(gib(&unused), [(1, 9)]);
+    let returned = divide(16 * GIB, &[bursting_idle(1, 4, 12, 9), lender]);
+    assert_eq!(lent_gib(&returned), [(2, 5)]);
+}
+
+#[test]
+fn keeps_margin_of_what_is_lent() {
+    assert_eq!(idle_bytes(4 * GIB, 0), 3 * GIB);
+    assert_eq!(idle_bytes(4 * GIB, 3 * GIB), 0);
+    assert_eq!(idle_bytes(40 * GIB, 10 * GIB), 25 * GIB);
+    assert_eq!(idle_bytes(40 * GIB, u64::MAX), 0);
+    assert_eq!(idle_bytes(GIB / 2, 0), 0);
+}
+
 fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
     let amounts = (
         1u64..8,
@@ -217,8 +376,28 @@ fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
         0u64..4,
         prop_oneof![0u64..24, Just(u64::MAX / GIB)],
     );
-    (amounts, -2i64..3, any::<bool>(), any::<bool>()).prop_map(
-        move |((held, most, lent, unreturned, used), priority, can_burst, is_waiting)| {
+    let lends = (0u64..8, 0u64..8, 0u32..4);
+    (amounts, -2i64..3, any::<(bool, bool, bool)>(), lends).prop_map(
+        move |(
+            (held, most, lent, unreturned, used),
+            priority,
+            (can_burst, bursts_idle, is_waiting),
+            (loan, idle, lender),
+        )| {
+            if !can_burst && lender > 0 {
+                let loan = loan.min(held);
+                let share = lending(id, held, loan, idle.min(held));
+                let share = match lender {
+                    1 => recalled(share),
+                    // Its page was lowered just now.
+                    2 => ShareMemory {
+                        unreturned_bytes: held * GIB,
+                        ..share
+                    },
+                    _ => share,
+                };
+                return with_priority(share, priority);
+            }
             let present = match (can_burst, is_waiting) {
                 (_, true) => 0,
                 (true, false) => held + lent.min(most),
@@ -227,6 +406,7 @@ fn any_share(id: u32) -> impl Strategy<Value = ShareMemory<u32>> {
             let share = bursting(id, held, held + most, present);
             let share = ShareMemory {
                 limit_bytes: share.limit_bytes.filter(|_| can_burst),
+                bursts_idle: can_burst && bursts_idle,
                 used_bytes: Some(used * GIB),
                 unreturned_bytes: match can_burst && unreturned > 0 {
                     true => (present + unreturned).min(held + most) * GIB,
@@ -250,10 +430,27 @@ proptest! {
         let before: u64 = shares.iter().map(committed).sum();
         let division = divide(allocatable, &shares);
         let limit_of = |id: u32| division.limits.iter().find(|(of, _)| *of == id).map(|(_, limit)| *limit);
+        let loan_of = |share: &ShareMemory<u32>| {
+            let mut loans = division.loans.iter();
+            loans.find(|(of, _)| *of == share.id).map_or(share.loan.lent_bytes, |(_, bytes)| *bytes)
+        };
         let (mut after, mut promised) = (0, 0);
         for share in &shares {
             let limit = limit_of(share.id);
             prop_assert_eq!(limit.is_some(), share.can_burst());
+            let lent = loan_of(share);
+            prop_assert!(lent <= share.loan.lent_bytes.max(share.loan.idle_bytes), "lent more than is idle");
+            if share.loan.is_recalled {
+                let is_back = !division.unbacked.contains(&share.id);
+                prop_assert_eq!(lent, if is_back { 0 } else { share.loan.lent_bytes });
+            }
+            if share.loan.lent_bytes > 0 || lent > 0 {
+                // Its page, and what it was promised before.
+                let page = share.held_bytes - lent;
+                after += page.max(share.promised_bytes());
+                promised += page.max(share.promised_bytes());
+                continue;
+            }
             let limit = limit.unwrap_or(share.present_bytes);
             // A lowered limit stays promised until it is known to be free.
             after += share.held_bytes.max(limit).max(share.promised_bytes());
@@ -282,9 +479,10 @@ proptest! {
             let used: u64 = shares.iter().map(|share| limit_of(share.id).map_or(committed(share), |limit| limit.max(share.held_bytes))).sum();
             prop_assert!(used <= allocatable.max(held));
             // A share of higher priority gives back only after all of lower priority have.
+            let rank = |share: &ShareMemory<u32>| (!share.bursts_idle, share.priority);
             let lowest_kept = shares.iter().filter(|share| !division.reclaimed.contains(&share.id) && share.can_burst());
-            let lowest_kept = lowest_kept.filter(|share| share.demand_bytes() > share.held_bytes).map(|share| share.priority).min();
-            let highest_taken = shares.iter().filter(|share| division.reclaimed.contains(&share.id)).map(|share| share.priority).max();
+            let lowest_kept = lowest_kept.filter(|share| share.demand_bytes() > share.held_bytes).map(rank).min();
+            let highest_taken = shares.iter().filter(|share| division.reclaimed.contains(&share.id)).map(rank).max();
             prop_assert!(lowest_kept.is_none_or(|kept| highest_taken.is_none_or(|taken| taken <= kept)));
         }
     }
@@ -295,7 +493,7 @@ proptest! {
         room in 0u64..40,
     ) {
         let room = room * GIB;
-        let extras = extras(room, &shares);
+        let extras = extras(room, &shares, ShareMemory::most_extra_bytes);
         prop_assert!(extras.values().sum::<u64>() <= room);
         for share in &shares {
             let extra = extras.get(&share.id).copied().unwrap_or(0);

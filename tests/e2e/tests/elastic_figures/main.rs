@@ -18,6 +18,10 @@ use drava_e2e::{Namespace, TestCluster, TestNode, wait};
 use drava_vgpu_abi::page;
 use serde_json::{Value, json};
 
+mod sums;
+
+use sums::Sums;
+
 /// Changes whose time is measured.
 const GROWTHS_VARIABLE: &str = "DRAVA_E2E_GROWTHS";
 /// Resizes while programs allocate and are killed.
@@ -418,6 +422,7 @@ struct Resizes<'c> {
     /// Settled states in which records, limits and the planner had different sums.
     different: u64,
     kills: BTreeMap<&'static str, u64>,
+    sums: Sums<'c>,
 }
 
 impl Resizes<'_> {
@@ -469,8 +474,11 @@ impl Resizes<'_> {
                 eprintln!("{pod} has {limit:?} instead of {memory} GiB: {done:?}");
             }
         }
+        // While the companion may be in any state.
+        self.sums.compare_allocator()?;
         settle(self.tenant)?;
-        self.compare()
+        self.compare()?;
+        self.sums.compare().map(drop)
     }
 
     /// Compares what is recorded, in force and planned.
@@ -531,6 +539,7 @@ fn limits_hold_while_shares_are_resized_and_programs_are_killed() -> Result<()> 
         below: 0,
         different: 0,
         kills: BTreeMap::new(),
+        sums: Sums::new(&cluster, &tenant)?,
     };
     let has_ended = AtomicBool::new(false);
     let findings = std::thread::scope(|scope| {
@@ -566,9 +575,11 @@ fn limits_hold_while_shares_are_resized_and_programs_are_killed() -> Result<()> 
         "differentSums": resizes.different,
     });
     report("resizes", row)?;
+    let different = resizes.sums.different();
+    resizes.sums.report()?;
     cluster.drava_ready()?;
     let findings = findings.excesses + findings.unrecorded + findings.promised_twice;
-    let wrong = findings + resizes.below + resizes.different;
+    let wrong = findings + resizes.below + resizes.different + different;
     ensure!(allocations.0 > 0, "nothing was allocated");
     ensure!(is_bench() || wrong == 0, "{wrong} findings, listed above");
     Ok(())
