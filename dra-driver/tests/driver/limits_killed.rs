@@ -421,12 +421,17 @@ impl Model {
         let limit = Operation::Limit(number, cgroup.clone());
         let effects = self.random.below(4);
         let mut starts = self.process(&limit, effects);
+        // Without a driver that follows: the container starts at once.
+        let mut held = self.held();
         self.restart();
         if !starts && self.random.below(2) == 0 {
             self.repeat(&limit);
+            held = self.held();
             starts = true;
         }
         if starts {
+            let [_, now] = self.amounts[&number];
+            assert_eq!(held.get(&cgroup), Some(&now), "{cgroup} starts");
             self.running.entry(number).or_default().push(cgroup);
         } else if self.random.below(2) == 0 {
             fs::remove_dir(self.directory(&cgroup)).unwrap();
