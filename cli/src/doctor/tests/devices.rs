@@ -215,7 +215,7 @@ fn names_objects_that_cannot_be_read() {
 }
 
 /// The text of doctor for a device with these attributes, and a class with this config and selector.
-fn with_class(attributes: &[(&str, &str)], config: &serde_json::Value, selector: &str) -> String {
+fn with_class(attributes: &[(&str, &str)], config: &Value, selector: &str) -> String {
     text(|state| {
         let mut device = device();
         for (name, value) in attributes {
@@ -246,7 +246,7 @@ fn names_what_lacks_for_memory_limits_that_a_class_requires() {
             ("memoryEnforcement", "library"),
             ("memoryEnforcementObstacle", obstacle.as_str()),
         ];
-        let found = |config, selector| with_class(&attributes, config, selector);
+        let found = |config: &Value, selector: &str| with_class(&attributes, config, selector);
         assert_eq!(
             found(&required, ANY),
             format!(
@@ -284,7 +284,7 @@ fn names_what_lacks_for_spatial_shares_that_a_class_requires() {
                 ("uuid", "GPU-7"),
                 ("spatialObstacle", obstacle.as_str()),
             ];
-            let found = |config, selector| with_class(&attributes, config, selector);
+            let found = |config: &Value, selector: &str| with_class(&attributes, config, selector);
             assert_eq!(
                 found(&required, ANY),
                 format!(
