@@ -286,6 +286,13 @@ impl Random {
     }
 }
 
+/// Whether a driver has followed the limits pages since their last change.
+#[derive(Clone, Copy)]
+enum Follows {
+    Already,
+    Later,
+}
+
 /// What the kubelet, the container runtime and the tenants know.
 struct Model {
     machine: Machine,
@@ -452,7 +459,7 @@ impl Model {
         self.amounts.insert(number, [before, bytes]);
         let effects = self.random.below(2 * CONTAINERS * CLAIMS.len());
         self.process(&Operation::Follow, effects);
-        self.check_running(None);
+        self.check_running(Follows::Later);
         self.restart();
         self.amounts.insert(number, [bytes; 2]);
         self.check();
@@ -480,7 +487,7 @@ impl Model {
         let unprepare = Operation::Unprepare(number);
         let effects = self.random.below(6 + 2 * ended.len());
         let is_done = self.process(&unprepare, effects);
-        self.check_running(None);
+        self.check_running(Follows::Later);
         self.restart();
         if !is_done {
             self.repeat(&unprepare);
@@ -497,12 +504,12 @@ impl Model {
 
     /// Starts a driver, which follows the limits pages at once.
     fn restart(&mut self) {
-        self.check_running(None);
+        self.check_running(Follows::Later);
         self.repeat(&Operation::Follow);
     }
 
     /// Checks that containers that run have a limit: that of the page, or before a driver has followed it, that of the page before.
-    fn check_running(&self, exact: Option<()>) {
+    fn check_running(&self, follows: Follows) {
         let held = self.held();
         for (number, cgroup) in self
             .running
@@ -511,9 +518,9 @@ impl Model {
         {
             let [before, now] = self.amounts[number];
             let limit = held.get(cgroup);
-            let allowed = match exact {
-                Some(()) => limit == Some(&now),
-                None => limit == Some(&now) || limit == Some(&before),
+            let allowed = match follows {
+                Follows::Already => limit == Some(&now),
+                Follows::Later => limit == Some(&now) || limit == Some(&before),
             };
             assert!(
                 allowed,
@@ -525,7 +532,7 @@ impl Model {
     /// Checks all invariants while a driver runs.
     fn check(&mut self) {
         self.repeat(&Operation::Follow);
-        self.check_running(Some(()));
+        self.check_running(Follows::Already);
         // Of a claim with a record its file explains each limit, also that of a container whose hook failed.
         let node = &self.instance.node;
         let (recorded, released): (Vec<u32>, Vec<u32>) = CLAIMS

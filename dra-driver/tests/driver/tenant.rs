@@ -448,7 +448,7 @@ fn in_runtime(test: &'static str, check: impl Future<Output = ()>) {
     });
 }
 
-/// The value of a field of a device in the output of a program.
+/// The JSON in the output of a program.
 fn json_of(output: &str) -> Value {
     let json = output.lines().find(|line| line.starts_with('{'));
     let parsed = json.map(|line| serde_json::from_str(line).unwrap());
