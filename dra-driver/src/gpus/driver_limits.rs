@@ -35,7 +35,7 @@ pub fn update(
     };
     let (settled, tried): (Vec<Gpu>, Vec<Gpu>) = nvml.gpus.iter().cloned().partition(is_settled);
     let kept = settled.into_iter().filter_map(|gpu| {
-        let known = known.get(&gpu.uuid)?.clone();
+        let known = *known.get(&gpu.uuid)?;
         Some((gpu.uuid, known))
     });
     let mut limits: DriverLimits = kept.collect();
