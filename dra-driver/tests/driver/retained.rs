@@ -265,11 +265,9 @@ fn taints_only_devices_excluded_by_new_mode() {
     let pool = after(&slices, &exclusive, Features::ALL);
     let reason = "compute-mode-exclusive-process";
     assert_eq!(unhealthy(&pool), [("gpu-0-vgpu", reason)]);
-    // Besides, its devices say why it has no spatial shares.
+    // Besides, the whole GPU says why it has no spatial shares. The device of the shares stays as it was published.
     let mut expected = untainted(&before);
-    let of_gpu = expected
-        .iter_mut()
-        .filter(|one| one.name.starts_with("gpu-0"));
+    let of_gpu = expected.iter_mut().filter(|one| one.name == "gpu-0");
     for device in of_gpu {
         let attributes = device.attributes.as_mut().unwrap();
         let obstacle = attributes.get_mut("spatialObstacle").unwrap();
