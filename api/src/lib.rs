@@ -13,6 +13,7 @@ pub mod listed;
 pub mod metric;
 pub mod names;
 pub mod node_profile;
+pub mod obstacle;
 pub mod placement_record;
 pub mod policy;
 pub mod quantity;

@@ -219,6 +219,12 @@ pub mod attribute {
     pub const ADDRESSING_MODE: &str = "addressingMode";
     /// What limits the memory of shares of the GPU: `driver` (the NVIDIA driver, by cgroup, and libvgpu) or `library` (libvgpu).
     pub const MEMORY_ENFORCEMENT: &str = "memoryEnforcement";
+    /// Why the NVIDIA driver does not limit it ([`crate::obstacle::LimitObstacle`]); `none` where it does.
+    pub const MEMORY_ENFORCEMENT_OBSTACLE: &str = "memoryEnforcementObstacle";
+    /// Why the GPU has no shares with `computePolicy: spatial` ([`crate::obstacle::SpatialObstacle`]); `none` where it can have them.
+    pub const SPATIAL_OBSTACLE: &str = "spatialObstacle";
+    /// Value of both for no obstacle.
+    pub const NO_OBSTACLE: &str = "none";
     /// Mode of the GPU: `auto`, `exclusive`, `vgpu`, `mig` or `dynamic`.
     pub const MODE: &str = "mode";
     /// Minor number of the device node.

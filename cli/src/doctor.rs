@@ -13,7 +13,6 @@ mod admission;
 mod class_config;
 mod clock;
 mod device;
-mod driver_limit;
 pub(crate) mod fetch;
 mod installation;
 mod node;
@@ -21,6 +20,7 @@ mod queue;
 mod selector;
 mod state;
 mod suspension;
+mod walls;
 mod workload;
 
 pub(crate) use state::ClusterState;
@@ -91,6 +91,7 @@ faults! {
     KueueClassUnmapped: "Kueue does not count a device class of drava, and admits no workload that requests it.";
     ClassConfigInvalid: "The config of a device class is invalid, or has no effect.";
     DriverLimitMissing: "A device class requires that the NVIDIA driver limits memory, and the driver of a node cannot.";
+    SpatialMissing: "A device class requires shares of the multiprocessors, and a GPU can have none.";
     NotSuspendable: "A share that may be suspended by its config cannot be.";
     ClockSkew: "The clock of a node differs from the clock of the API server.";
 }
@@ -122,7 +123,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(selector::check(state));
         findings.extend(queue::check(state));
         findings.extend(class_config::check(state));
-        findings.extend(driver_limit::check(state));
+        findings.extend(walls::check(state));
         findings.extend(suspension::check(state));
         findings.extend(clock::check(state));
     }

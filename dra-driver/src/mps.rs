@@ -14,6 +14,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -77,6 +78,19 @@ pub enum MpsError {
         command: String,
         /// What happened.
         reason: String,
+    },
+    /// Another user could replace what programs of claims trust.
+    #[error(
+        "the directory {} of MPS belongs to user {owner} with mode {mode:03o}; programs of claims trust its sockets, so it must belong \
+         to root and be writable for no other user: remove it", path.display()
+    )]
+    Owner {
+        /// The directory.
+        path: PathBuf,
+        /// Its user.
+        owner: u32,
+        /// Its permissions.
+        mode: u32,
     },
     /// A file operation failed.
     #[error("cannot {operation} {}", path.display())]
@@ -164,15 +178,20 @@ impl Daemons {
     /// Ensures that the daemon of a GPU runs. Returns whether it was started. The caller holds the lock of the GPU.
     ///
     /// # Errors
-    /// When it does not run; nothing of it stays then.
+    /// When it does not run; nothing of the first one stays then.
     pub fn ensure(&self, gpu: &str) -> Result<bool, MpsError> {
+        self.check_owner(gpu)?;
         if self.running(gpu).is_some() {
             return Ok(false);
         }
-        self.clear(gpu)?;
+        // Containers have the directories of a daemon that has ended, and its shared memory: both stay for the next one.
+        let is_first = !self.layout.mps_gpu(gpu).exists();
+        self.tidy(gpu)?;
         self.start(gpu).inspect_err(|_| {
-            // On an error the next start, stop or look at the GPU clears the rest.
-            let _ = self.stop(gpu);
+            if is_first {
+                // On an error the next start, stop or look at the GPU clears the rest.
+                let _ = self.stop(gpu);
+            }
         })?;
         Ok(true)
     }
@@ -219,6 +238,7 @@ impl Daemons {
     /// # Errors
     /// When the daemon does not answer.
     pub fn server(&self, gpu: &str) -> Result<Server, MpsError> {
+        self.check_owner(gpu)?;
         let Some(daemon) = self.running(gpu) else {
             return Ok(Server::NoDaemon);
         };
@@ -255,11 +275,20 @@ impl Daemons {
         let dir = self.layout.mps_gpu(gpu);
         let (pipe, shm, log) = (dir.join("pipe"), dir.join("shm"), dir.join("log"));
         for created in [&pipe, &shm, &log] {
-            let made = fs::create_dir_all(created);
+            let made = fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(created);
             made.map_err(|source| file("create", created, source))?;
         }
         self.labels.ensure(&pipe)?;
-        let mounted = self.tmpfs.mount(&shm, SHM_BYTES, SHM_INODES);
+        let mounted = self
+            .tmpfs
+            .is_mounted(&shm)
+            .and_then(|is_mounted| match is_mounted {
+                true => Ok(()),
+                false => self.tmpfs.mount(&shm, SHM_BYTES, SHM_INODES),
+            });
         mounted.map_err(|source| file("mount a tmpfs on", &shm, source))?;
         let output = log.join("daemon.log");
         let open = || {
@@ -312,6 +341,51 @@ impl Daemons {
         // Its exit status is read by the driver that started it, as long as this driver lives.
         std::thread::spawn(move || child.wait());
         started
+    }
+
+    /// Checks that no other user can replace the sockets of a GPU, as far as its directories exist.
+    fn check_owner(&self, gpu: &str) -> Result<(), MpsError> {
+        let dir = self.layout.mps_gpu(gpu);
+        for path in [self.layout.mps(), dir.clone(), dir.join("pipe")] {
+            let found = match fs::symlink_metadata(&path) {
+                Ok(found) => found,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(file("check", &path, source)),
+            };
+            let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+            let is_own = owner == rustix::process::geteuid().as_raw();
+            if !is_own || !found.is_dir() || mode & 0o022 != 0 {
+                return Err(MpsError::Owner { path, owner, mode });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what a daemon that has ended left in its directories, apart from the shared memory, which programs use too.
+    fn tidy(&self, gpu: &str) -> Result<(), MpsError> {
+        let dir = self.layout.mps_gpu(gpu);
+        let removed = |path: &Path, removed: io::Result<()>| match removed {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(file("remove", path, source))
+            }
+            _ => Ok(()),
+        };
+        let record = dir.join(process::RECORD);
+        removed(&record, fs::remove_file(&record))?;
+        for left in ["pipe", "log"].map(|name| dir.join(name)) {
+            for entry in fs::read_dir(&left).into_iter().flatten().flatten() {
+                let path = entry.path();
+                let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                removed(
+                    &path,
+                    match is_directory {
+                        true => fs::remove_dir_all(&path),
+                        false => fs::remove_file(&path),
+                    },
+                )?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes the files of a GPU without a daemon.

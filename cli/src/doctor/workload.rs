@@ -158,10 +158,13 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
         .filter(|_| is_pending)?;
     // The kubelet names the driver that it cannot call, or the claim that the driver has rejected with a remedy.
     let mut fault = Fault::PrepareFailed;
+    // A remedy can have a CEL expression with attributes of the driver.
+    let attributes = format!("attributes[\"{}\"]", names::DRIVER);
+    let names_driver = message.replace(&attributes, "").contains(names::DRIVER);
     let fix = if message.contains("/dev/nvidia-uvm") {
         fault = Fault::UvmMissing;
         LOAD_UVM.to_owned()
-    } else if message.contains(names::DRIVER) {
+    } else if names_driver {
         if NOT_SERVED.iter().any(|text| message.contains(text)) {
             fault = Fault::StaleSocket;
         }

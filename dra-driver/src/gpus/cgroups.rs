@@ -31,6 +31,17 @@ pub enum CgroupError {
         /// The cgroup.
         cgroup: String,
     },
+    /// An ancestor of a cgroup does not enable the controller.
+    #[error(
+        "cannot enable the controller dmem in {}; the NVIDIA driver limits no memory below it", path.display()
+    )]
+    Controller {
+        /// File of the ancestor.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
     /// A file of a cgroup could not be changed.
     #[error("cannot {operation} {}", path.display())]
     File {
@@ -80,6 +91,13 @@ impl Cgroups {
         Ok(self.root.join(below))
     }
 
+    /// Returns whether the kernel has the controller of device memory.
+    #[must_use]
+    pub fn has_device_memory(&self) -> bool {
+        let available = fs::read_to_string(self.root.join("cgroup.controllers"));
+        available.is_ok_and(|available| has_controller(&available))
+    }
+
     /// Enables the controller of device memory in all ancestors of a cgroup, which systemd and kubelet do not do. Without the
     /// controller in the kernel nothing changes: the NVIDIA driver counts by itself then.
     ///
@@ -101,13 +119,19 @@ impl Cgroups {
         ancestors.into_iter().try_for_each(enable)
     }
 
-    /// Calls `probe` with the directory of a cgroup of its own.
+    /// Calls `probe` with the directory of a cgroup of its own, and whether its ancestors enable the controller.
     ///
     /// # Errors
-    /// When the cgroup cannot be created, or its ancestors cannot enable the controller.
-    pub fn with_probe<T>(&self, probe: impl FnOnce(&Path) -> T) -> Result<T, CgroupError> {
+    /// When there is no cgroup v2, or the cgroup cannot be created.
+    pub fn with_probe<T>(
+        &self,
+        probe: impl FnOnce(&Path, Result<(), CgroupError>) -> T,
+    ) -> Result<T, CgroupError> {
         let directory = self.root.join(PROBE);
-        self.enable_ancestors(&directory)?;
+        let enabled = match self.enable_ancestors(&directory) {
+            Err(error @ CgroupError::NoUnified { .. }) => return Err(error),
+            enabled => enabled,
+        };
         match fs::create_dir(&directory) {
             // Of an instance that ended in between, or that probes now.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -117,7 +141,7 @@ impl Cgroups {
                 source,
             })?,
         }
-        let outcome = probe(&directory);
+        let outcome = probe(&directory, enabled);
         // It has no processes. The next probe uses one that stays.
         let _ = fs::remove_dir(&directory);
         Ok(outcome)
@@ -137,11 +161,7 @@ fn enable(ancestor: &Path) -> Result<(), CgroupError> {
     }
     let file = fs::OpenOptions::new().write(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(b"+dmem"));
-    written.map_err(|source| CgroupError::File {
-        operation: "enable the controller dmem in",
-        path,
-        source,
-    })
+    written.map_err(|source| CgroupError::Controller { path, source })
 }
 
 #[cfg(test)]
@@ -196,7 +216,9 @@ mod tests {
     #[test]
     fn removes_cgroup_of_the_probe() {
         let (root, cgroups) = tree("dmem");
-        let existed = cgroups.with_probe(|directory| directory.is_dir()).unwrap();
+        let existed =
+            cgroups.with_probe(|directory, enabled| directory.is_dir() && enabled.is_ok());
+        let existed = existed.unwrap();
         assert!(existed && !root.path().join(PROBE).exists());
     }
 }

@@ -7,15 +7,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drava_api::error::describe;
+use drava_api::obstacle::LimitObstacle;
 use drava_nvml::{CgroupMemory, Gpu, GpuError, GpuLibrary, GpuUuid, Inventory, Mig, Status};
 
-use crate::gpus::cgroups::Cgroups;
+use crate::gpus::cgroups::{CgroupError, Cgroups};
 
 /// The limit of the probe.
 const PROBE_BYTES: u64 = 1 << 30;
 
-/// GPUs with whether the NVIDIA driver can limit memory, or the reason why not. A GPU without an entry was not tried.
-pub type DriverLimits = BTreeMap<GpuUuid, Result<(), String>>;
+/// GPUs with whether the NVIDIA driver can limit memory, or why not. A GPU without an entry was not tried.
+pub type DriverLimits = BTreeMap<GpuUuid, Result<(), LimitObstacle>>;
 
 /// Returns the state after a scan. A GPU is tried until its driver can; one that does not answer is not called.
 #[must_use]
@@ -34,7 +35,7 @@ pub fn update(
     };
     let (settled, tried): (Vec<Gpu>, Vec<Gpu>) = nvml.gpus.iter().cloned().partition(is_settled);
     let kept = settled.into_iter().filter_map(|gpu| {
-        let known = known.get(&gpu.uuid)?.clone();
+        let known = *known.get(&gpu.uuid)?;
         Some((gpu.uuid, known))
     });
     let mut limits: DriverLimits = kept.collect();
@@ -51,31 +52,58 @@ fn is_partitioned(gpu: &Gpu) -> bool {
 /// Tries all GPUs. Without the functions in NVML no cgroup is changed.
 #[must_use]
 pub fn probe(library: &dyn GpuLibrary, gpus: &[Gpu], cgroups: &Cgroups) -> DriverLimits {
-    let none = |reason: String| {
-        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), Err(reason.clone()));
+    let none = |obstacle| {
+        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), Err(obstacle));
         gpus.iter().map(of_gpu).collect()
     };
     let read = |gpu: &Gpu| library.cgroup_memory(&gpu.uuid, cgroups.root());
     let missing = |error: &GpuError| matches!(error.status, Status::MissingSymbol(_));
     let mut failures = gpus.iter().filter_map(|gpu| read(gpu).err());
-    if let Some(error) = failures.find(missing) {
-        return none(error.status.to_string());
+    if failures.any(|error| missing(&error)) {
+        return none(LimitObstacle::OldDriver);
     }
-    let tried = cgroups.with_probe(|directory| {
-        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), probe_gpu(library, gpu, directory));
+    let tried = cgroups.with_probe(|directory, enabled| {
+        // Of the backends of the driver only one needs the controller.
+        let unsupported = match (enabled, cgroups.has_device_memory()) {
+            (Err(_), _) => LimitObstacle::NotEnabled,
+            (Ok(()), false) => LimitObstacle::NoController,
+            (Ok(()), true) => LimitObstacle::Refused,
+        };
+        let probed = |gpu: &Gpu| probe_gpu(library, gpu, directory, unsupported);
+        let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), probed(gpu));
         gpus.iter().map(of_gpu).collect()
     });
-    tried.unwrap_or_else(|error| none(describe(&error)))
+    tried.unwrap_or_else(|error| {
+        tracing::debug!(error = describe(&error), "cannot try memory limits");
+        none(match error {
+            CgroupError::NoUnified { .. } => LimitObstacle::NoCgroupV2,
+            CgroupError::Controller { .. }
+            | CgroupError::File { .. }
+            | CgroupError::NotOfContainer { .. } => LimitObstacle::Failed,
+        })
+    })
 }
 
-fn probe_gpu(library: &dyn GpuLibrary, gpu: &Gpu, directory: &Path) -> Result<(), String> {
+fn probe_gpu(
+    library: &dyn GpuLibrary,
+    gpu: &Gpu,
+    directory: &Path,
+    unsupported: LimitObstacle,
+) -> Result<(), LimitObstacle> {
     if is_partitioned(gpu) {
-        return Err("the GPU is in MIG mode".to_owned());
+        return Err(LimitObstacle::Mig);
     }
-    try_limit(library, &gpu.uuid, directory)
-        .map_err(|error| describe(&error))?
-        .then_some(())
-        .ok_or_else(|| "NVML accepts a memory limit of a cgroup and does not keep it".to_owned())
+    match try_limit(library, &gpu.uuid, directory) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(LimitObstacle::Failed),
+        Err(error) => {
+            tracing::debug!(error = describe(&error), "cannot limit memory");
+            Err(match error.status {
+                Status::NotSupported => unsupported,
+                _ => LimitObstacle::Failed,
+            })
+        }
+    }
 }
 
 /// Returns whether a limit was kept.

@@ -13,9 +13,11 @@ use std::time::Duration;
 use drava_api::config::MemoryEnforcement;
 use drava_api::error::describe;
 use drava_api::node_profile::{GpuSettings, NodeSettings};
+use drava_api::obstacle::{LimitObstacle, SpatialObstacle};
 use drava_cdi::{Driver, DriverRoot};
 use drava_nvml::{
-    Gpu, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement, Status,
+    ComputeMode, Gpu, GpuInstance, GpuLibrary, GpuUuid, Inventory, Library, Memory, Mig, Placement,
+    Status,
 };
 use tokio::sync::{oneshot, watch};
 
@@ -25,6 +27,7 @@ use crate::gpus::coexistence::OtherOwners;
 use crate::gpus::device_files::DeviceFiles;
 use crate::gpus::driver_limits::{self, DriverLimits};
 use crate::gpus::gpu_plan::GpuPlan;
+use crate::gpus::mps_programs;
 
 pub mod numbers;
 
@@ -51,6 +54,8 @@ pub struct NodeInventory {
     pub settings: Option<NodeSettings>,
     /// Whether the NVIDIA driver can limit memory by cgroup.
     pub driver_limits: DriverLimits,
+    /// Whether the driver root has the programs of MPS.
+    pub has_mps: bool,
     /// Other owners of the GPUs.
     pub other_owners: OtherOwners,
     /// Totals of shares that are published as before although the settings changed, by GPU.
@@ -103,9 +108,36 @@ impl NodeInventory {
     /// Returns what can limit the memory of shares of a GPU at best.
     #[must_use]
     pub fn memory_enforcement(&self, gpu: &GpuUuid) -> MemoryEnforcement {
-        match self.driver_limits.get(gpu) {
-            Some(Ok(())) => MemoryEnforcement::Driver,
-            Some(Err(_)) | None => MemoryEnforcement::Library,
+        match self.driver_limit(gpu) {
+            Ok(()) => MemoryEnforcement::Driver,
+            Err(_) => MemoryEnforcement::Library,
+        }
+    }
+
+    /// Returns why the NVIDIA driver does not limit the memory of shares of a GPU.
+    ///
+    /// # Errors
+    /// The obstacle.
+    pub fn driver_limit(&self, gpu: &GpuUuid) -> Result<(), LimitObstacle> {
+        let tried = self.driver_limits.get(gpu);
+        tried.copied().unwrap_or(Err(LimitObstacle::NotTried))
+    }
+
+    /// Returns whether a GPU that has shares can have some with `computePolicy: spatial`.
+    ///
+    /// # Errors
+    /// The obstacle.
+    pub fn spatial(&self, gpu: &Gpu) -> Result<(), SpatialObstacle> {
+        match gpu.compute_mode {
+            ComputeMode::ExclusiveProcess => Err(SpatialObstacle::Exclusive),
+            ComputeMode::Prohibited => Err(SpatialObstacle::Prohibited),
+            ComputeMode::Default | ComputeMode::Unknown if gpu.has_mps_clients => {
+                Err(SpatialObstacle::OtherMps)
+            }
+            ComputeMode::Default | ComputeMode::Unknown if !self.has_mps => {
+                Err(SpatialObstacle::NoMps)
+            }
+            ComputeMode::Default | ComputeMode::Unknown => Ok(()),
         }
     }
 
@@ -311,6 +343,8 @@ type Foreign = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 /// What a scan takes from the scan before.
 #[derive(Default)]
 struct Before {
+    /// `None` before the first scan.
+    has_mps: Option<bool>,
     driver_limits: DriverLimits,
     numbers: Numbers,
     foreign: Foreign,
@@ -343,6 +377,9 @@ fn scan(
     *library = Some(present);
     before.numbers = numbered(&nvml.gpus, &before.numbers, records);
     before.foreign.clone_from(&foreign);
+    let has_mps = mps_programs::are_installed(&source.driver_root_mount);
+    report_mps(before.has_mps, has_mps);
+    before.has_mps = Some(has_mps);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let device_root = source.device_root.as_ref();
@@ -355,6 +392,7 @@ fn scan(
         inventory: NodeInventory {
             numbers: before.numbers.clone(),
             driver_limits,
+            has_mps,
             ..normalize(nvml, foreign, &source.sysfs)
         },
         driver: Arc::new(driver),
@@ -379,10 +417,22 @@ fn report_limits(before: &DriverLimits, now: &DriverLimits) {
             Ok(()) => {
                 tracing::info!(gpu.uuid = %gpu, "the NVIDIA driver can limit memory by cgroup")
             }
-            Err(reason) => tracing::info!(
-                gpu.uuid = %gpu, reason, "the NVIDIA driver cannot limit memory by cgroup; libvgpu alone limits shares"
+            Err(obstacle) => tracing::info!(
+                gpu.uuid = %gpu, reason = obstacle.problem(), remedy = obstacle.remedy(), "the NVIDIA driver cannot limit memory by cgroup; libvgpu alone limits shares"
             ),
         }
+    }
+}
+
+/// Logs whether the programs of MPS have appeared or vanished.
+fn report_mps(before: Option<bool>, now: bool) {
+    if before != Some(now) && !now {
+        let obstacle = SpatialObstacle::NoMps;
+        tracing::info!(
+            reason = obstacle.problem(),
+            remedy = obstacle.remedy(),
+            "no GPU of the node has shares with computePolicy: spatial"
+        );
     }
 }
 
@@ -477,6 +527,7 @@ fn normalize(
         foreign_instances,
         settings: None,
         driver_limits: DriverLimits::new(),
+        has_mps: false,
         other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
@@ -543,6 +594,7 @@ pub(crate) mod fixture {
             foreign_instances: BTreeMap::new(),
             settings: None,
             driver_limits: DriverLimits::new(),
+            has_mps: true,
             other_owners: OtherOwners::default(),
             retained_totals: BTreeMap::new(),
         }

@@ -16,6 +16,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
 use super::{Daemon, PIPE_DIRECTORY};
+use crate::gpus::mps_programs::{CONTROL, PATH};
 use crate::node::process::start_time;
 
 /// First argument of the process that becomes a daemon.
@@ -27,8 +28,6 @@ pub(super) const COMMAND: &str = "mps-command";
 /// File of the daemon's process.
 pub(super) const RECORD: &str = "daemon.json";
 
-const PROGRAM: &str = "nvidia-cuda-mps-control";
-
 /// Mount point of the daemon's root.
 const ROOT: &str = "root";
 
@@ -39,9 +38,6 @@ const OWN: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 const DEVICES: [&str; 5] = ["full", "null", "random", "urandom", "zero"];
 
 const LOG_DIRECTORY: &str = "/tmp/nvidia-log";
-
-/// Where the driver root may have the program.
-const PATH: &str = "/usr/bin:/usr/local/bin:/bin:/usr/sbin:/opt/bin:/usr/local/nvidia/bin";
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
@@ -97,7 +93,7 @@ fn become_daemon(
     // What the pod of the node driver has mounted ends with it.
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     // Programs of a namespace have any user: without this option each user would wait for the end of the others.
-    let program = Command::new(PROGRAM)
+    let program = Command::new(CONTROL)
         .args(["-f", "-multiuser-server"])
         .current_dir("/")
         .env_clear()
@@ -106,7 +102,7 @@ fn become_daemon(
         .env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIRECTORY)
         .env("CUDA_MPS_LOG_DIRECTORY", LOG_DIRECTORY)
         .exec();
-    Err(at("run", Path::new(PROGRAM), &program))
+    Err(at("run", Path::new(CONTROL), &program))
 }
 
 /// Mounts the root of the daemon: the driver root, with directories of its own where programs write, and with the device files of
@@ -181,13 +177,13 @@ fn bind(from: &Path, to: &Path) -> io::Result<()> {
 
 fn become_command(root: &Path) -> io::Result<Infallible> {
     rustix::process::chroot(root)?;
-    let program = Command::new(PROGRAM)
+    let program = Command::new(CONTROL)
         .current_dir("/")
         .env_clear()
         .env("PATH", PATH)
         .env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIRECTORY)
         .exec();
-    Err(at("run", Path::new(PROGRAM), &program))
+    Err(at("run", Path::new(CONTROL), &program))
 }
 
 /// Writes which process becomes the daemon.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use drava_api::error::describe;
-use drava_nvml::{GpuError, GpuLibrary, GpuUuid};
+use drava_nvml::{GpuError, GpuLibrary, GpuUuid, Status};
 use drava_vgpu_abi::paths;
 use serde::{Deserialize, Serialize};
 
@@ -165,7 +165,11 @@ impl CgroupLimits {
         });
         let (share, gpu) = limited.ok_or_else(no_share)?;
         let directory = self.cgroups.directory(&request.cgroup)?;
-        self.cgroups.enable_ancestors(&directory)?;
+        // Of the backends of the NVIDIA driver only one needs the controller.
+        let enabled = match self.cgroups.enable_ancestors(&directory) {
+            Err(error @ CgroupError::NoUnified { .. }) => return Err(error.into()),
+            enabled => enabled,
+        };
         let cgroup = LimitedCgroup {
             share,
             gpu,
@@ -181,7 +185,12 @@ impl CgroupLimits {
             claims.insert(uid, present);
         }
         let library = (self.open)().map_err(LimitError::Library)?;
-        set_limit(library.as_ref(), &cgroup, bytes)?;
+        match (set_limit(library.as_ref(), &cgroup, bytes), enabled) {
+            (Err(error), Err(missing)) if error.status == Status::NotSupported => {
+                return Err(missing.into());
+            }
+            (set, _) => set?,
+        }
         known.set.insert(cgroup, bytes);
         Ok(())
     }

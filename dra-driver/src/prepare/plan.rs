@@ -4,6 +4,7 @@
 //! untrusted input.
 
 use drava_api::config::{self, ConfigError, MemoryBurst, MemoryEnforcement, Percent, Settings};
+use drava_api::obstacle::LimitObstacle;
 use drava_api::{Quantity, names};
 use drava_nvml::Gpu;
 use drava_vgpu_abi::DeviceUuid;
@@ -123,7 +124,7 @@ pub enum PlanError {
     /// The device class requires that the NVIDIA driver limits the memory, and it cannot.
     #[error(
         "request {request}: the device class requires memory.enforcement: driver, but the NVIDIA driver cannot limit the memory of \
-         device {device}: {reason}; add the selector device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\" to the class"
+         device {device}: {obstacle}; or add the selector device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\" to the class"
     )]
     NoDriverLimit {
         /// Request of the claim.
@@ -131,7 +132,20 @@ pub enum PlanError {
         /// Allocated device.
         device: String,
         /// What is missing.
-        reason: String,
+        obstacle: LimitObstacle,
+    },
+    /// The device class requires a share of the multiprocessors, and the GPU can have none.
+    #[error(
+        "request {request}: the device class requires computePolicy: spatial, which device {device} cannot have: {obstacle}; or add \
+         the selector device.attributes[\"gpu.drava.dev\"].spatialObstacle == \"none\" to the class"
+    )]
+    NoSpatial {
+        /// Request of the claim.
+        request: String,
+        /// Allocated device.
+        device: String,
+        /// What is missing, for this GPU.
+        obstacle: String,
     },
     /// A claim with a spatial share has more devices.
     #[error(
@@ -237,6 +251,7 @@ fn device(
                     what: "GPU UUID",
                     found: gpu.uuid.to_string(),
                 })?;
+            check_spatial(result, settings, gpu, inventory)?;
             let limited_by_driver = limited_by_driver(result, settings, gpu, inventory)?;
             let share = share(result, settings, limited_by_driver)?;
             check_percent(result, settings, &share, inventory.plan(gpu).share_offer())?;
@@ -334,18 +349,37 @@ fn limited_by_driver(
     gpu: &Gpu,
     inventory: &NodeInventory,
 ) -> Result<bool, PlanError> {
-    let untried = || Err("it was not tried yet".to_owned());
-    let can = inventory.driver_limits.get(&gpu.uuid);
-    let can = can.cloned().unwrap_or_else(untried);
-    match (settings.memory_enforcement, can) {
+    match (
+        settings.memory_enforcement,
+        inventory.driver_limit(&gpu.uuid),
+    ) {
         (MemoryEnforcement::Library, _) | (MemoryEnforcement::Auto, Err(_)) => Ok(false),
         (MemoryEnforcement::Auto | MemoryEnforcement::Driver, Ok(())) => Ok(true),
-        (MemoryEnforcement::Driver, Err(reason)) => Err(PlanError::NoDriverLimit {
+        (MemoryEnforcement::Driver, Err(obstacle)) => Err(PlanError::NoDriverLimit {
             request: result.request.clone(),
             device: result.device.clone(),
-            reason,
+            obstacle,
         }),
     }
+}
+
+/// Rejects a spatial share of a GPU that can have none.
+fn check_spatial(
+    result: &DeviceRequestAllocationResult,
+    settings: &Settings,
+    gpu: &Gpu,
+    inventory: &NodeInventory,
+) -> Result<(), PlanError> {
+    if !settings.is_spatial() {
+        return Ok(());
+    }
+    inventory
+        .spatial(gpu)
+        .map_err(|obstacle| PlanError::NoSpatial {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            obstacle: obstacle.of_gpu(gpu.uuid.as_str()),
+        })
 }
 
 fn share(

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use drava_api::obstacle::{LimitObstacle, SpatialObstacle};
 use drava_api::{DeviceType, Quantity, names};
 use drava_nvml::{AddressingMode, Gpu, Memory, MigProfile};
 use k8s_openapi::api::resource::v1::{
@@ -229,6 +230,14 @@ fn attributes(
             name::MEMORY_ENFORCEMENT,
             string(node.memory_enforcement(&gpu.uuid).as_str()),
         ),
+        (
+            name::MEMORY_ENFORCEMENT_OBSTACLE,
+            obstacle(node.driver_limit(&gpu.uuid), LimitObstacle::as_str),
+        ),
+        (
+            name::SPATIAL_OBSTACLE,
+            obstacle(node.spatial(gpu), SpatialObstacle::as_str),
+        ),
         (name::MODE, string(settings.mode.as_str())),
         (name::MINOR, int(i64::from(gpu.minor))),
         (name::INDEX, int(i64::from(gpu.index))),
@@ -308,6 +317,11 @@ fn policy(
         }),
         valid_values: None,
     })
+}
+
+/// Returns the attribute of what a GPU can, or of the obstacle.
+fn obstacle<O>(can: Result<(), O>, value: fn(O) -> &'static str) -> DeviceAttribute {
+    string(can.map_or_else(value, |()| names::attribute::NO_OBSTACLE))
 }
 
 /// Returns a string attribute, truncated at a character boundary to the maximum length.

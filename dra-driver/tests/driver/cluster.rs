@@ -74,7 +74,7 @@ impl FakeGpus {
     }
 }
 
-fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
+pub(crate) fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
     Err(GpuError {
         operation: "query the fake library".to_owned(),
         gpu: gpu.clone(),

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drava_cdi::Spec;
@@ -25,7 +26,7 @@ const STEPS: usize = 7;
 /// Effects that fail after a number of steps, as if the node had crashed.
 pub(crate) struct CrashingEffects {
     node: NodeEffects,
-    remaining: AtomicUsize,
+    remaining: Arc<AtomicUsize>,
     crash: Crash,
 }
 
@@ -42,7 +43,7 @@ impl CrashingEffects {
     pub(crate) fn after(effects: usize, node: NodeEffects) -> Self {
         Self {
             node,
-            remaining: AtomicUsize::new(effects),
+            remaining: Arc::new(AtomicUsize::new(effects)),
             crash: Crash::Fails,
         }
     }
@@ -55,24 +56,45 @@ impl CrashingEffects {
         }
     }
 
+    /// As [`killing_after`](Self::killing_after), where other effects of the process count too.
+    pub(crate) fn killing_with(remaining: &Arc<AtomicUsize>, node: NodeEffects) -> Self {
+        Self {
+            node,
+            remaining: Arc::clone(remaining),
+            crash: Crash::Killed,
+        }
+    }
+
     fn next_effect(&self) -> Result<(), EffectError> {
-        let step = |remaining: usize| remaining.checked_sub(1);
-        match self
-            .remaining
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, step)
-        {
-            Ok(_) => Ok(()),
-            Err(_) if self.crash == Crash::Killed => {
-                let this = rustix::process::getpid();
-                rustix::process::kill_process(this, rustix::process::Signal::KILL).unwrap();
-                unreachable!("SIGKILL cannot be caught")
-            }
-            Err(_) => Err(EffectError::File {
+        match count_down(&self.remaining) {
+            true => Ok(()),
+            false if self.crash == Crash::Killed => kill_this(),
+            false => Err(EffectError::File {
                 operation: "apply",
                 path: PathBuf::new(),
                 source: std::io::Error::other("node crashed"),
             }),
         }
+    }
+}
+
+/// Counts an effect. Returns false if it is one too many.
+fn count_down(remaining: &AtomicUsize) -> bool {
+    let step = |remaining: usize| remaining.checked_sub(1);
+    let counted = remaining.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
+    counted.is_ok()
+}
+
+fn kill_this() -> ! {
+    let this = rustix::process::getpid();
+    rustix::process::kill_process(this, rustix::process::Signal::KILL).unwrap();
+    unreachable!("SIGKILL cannot be caught")
+}
+
+/// Counts an effect, and kills this process if it is one too many.
+pub(crate) fn count_or_die(remaining: &AtomicUsize) {
+    if !count_down(remaining) {
+        kill_this();
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use drava_api::obstacle::LimitObstacle;
 use drava_dra_driver::gpus::cgroups::Cgroups;
 use drava_dra_driver::gpus::driver_limits::{DriverLimits, probe, update};
 use drava_dra_driver::gpus::inventory::OpenLibrary;
@@ -27,18 +28,23 @@ use crate::node::TestNode;
 /// A machine with one B200 that counts memory by the cgroups below the directory.
 pub(crate) fn b200(cgroups: &Path, backend: &str) -> Machine {
     let limits = format!("memoryLimits: {{backend: {backend}, cgroupRoot: {cgroups:?}}}");
-    let second = B200X8.match_indices("\n- model: ").nth(1).unwrap().0;
-    let one = B200X8[..=second].replace("memoryLimits: {backend: dmem}", &limits);
+    let one = one_b200().replace("memoryLimits: {backend: dmem}", &limits);
     Machine::start(&one).unwrap()
 }
 
-fn probed(machine: &Machine, cgroups: &Path) -> DriverLimits {
+/// The description of a machine with one B200, and with driver 615.
+pub(crate) fn one_b200() -> &'static str {
+    let second = B200X8.match_indices("\n- model: ").nth(1).unwrap().0;
+    &B200X8[..=second]
+}
+
+pub(crate) fn probed(machine: &Machine, cgroups: &Path) -> DriverLimits {
     let library = Library::open(&find(machine.root()).unwrap()).unwrap();
     let gpus = library.inventory().unwrap().gpus;
     probe(&library, &gpus, &Cgroups::new(cgroups))
 }
 
-fn only(limits: DriverLimits) -> Result<(), String> {
+pub(crate) fn only(limits: DriverLimits) -> Result<(), LimitObstacle> {
     let mut limits = limits.into_values();
     let first = limits.next().unwrap();
     assert!(limits.all(|other| other == first));
@@ -75,24 +81,24 @@ fn names_what_is_missing_for_limits() {
     // The kernel has no controller, which the backend needs.
     let root = hierarchy("cpu");
     let machine = b200(root.path(), "dmem");
-    let reason = only(probed(&machine, root.path())).unwrap_err();
-    assert!(reason.contains("not supported by the GPU"), "{reason}");
+    let missing = only(probed(&machine, root.path())).unwrap_err();
+    assert_eq!(missing, LimitObstacle::NoController);
     let machine = b200(root.path(), "none");
-    let reason = only(probed(&machine, root.path())).unwrap_err();
-    assert!(reason.contains("not supported by the GPU"), "{reason}");
+    let missing = only(probed(&machine, root.path())).unwrap_err();
+    assert_eq!(missing, LimitObstacle::NoController);
     // Version 1.
     let without = tempfile::tempdir().unwrap();
     let machine = b200(without.path(), "misc");
-    let reason = only(probed(&machine, without.path())).unwrap_err();
-    assert!(reason.contains("has no cgroup v2"), "{reason}");
+    let missing = only(probed(&machine, without.path())).unwrap_err();
+    assert_eq!(missing, LimitObstacle::NoCgroupV2);
 }
 
 #[test]
 fn changes_no_cgroup_with_an_older_nvidia_driver() {
     let root = hierarchy("dmem");
     let machine = Machine::start(H100X2).unwrap();
-    let reason = only(probed(&machine, root.path())).unwrap_err();
-    assert!(reason.contains("nvmlDeviceSetMemoryLimits_v1"), "{reason}");
+    let missing = only(probed(&machine, root.path())).unwrap_err();
+    assert_eq!(missing, LimitObstacle::OldDriver);
     let control = root.path().join("cgroup.subtree_control");
     assert_eq!(fs::read_to_string(control).unwrap(), "");
 }
@@ -110,7 +116,7 @@ fn asks_again_only_gpus_that_answer_and_had_no_limits() {
     let cgroups = Cgroups::new(root.path());
     let gone = Cgroups::new(root.path().join("gone"));
     let able = DriverLimits::from([(uuid.clone(), Ok(()))]);
-    let unable = DriverLimits::from([(uuid.clone(), Err("why".to_owned()))]);
+    let unable = DriverLimits::from([(uuid.clone(), Err(LimitObstacle::Failed))]);
     // What would fail is not tried.
     assert_eq!(update(&library, &nvml, &gone, &able), able);
     assert_eq!(update(&library, &nvml, &cgroups, &unable), able);
@@ -128,26 +134,33 @@ fn asks_again_only_gpus_that_answer_and_had_no_limits() {
 }
 
 /// A node with a claim on the B200 whose memory the NVIDIA driver limits, and the directory of a container.
-struct Limited {
+pub(crate) struct Limited {
     node: TestNode,
     machine: Machine,
     limits: Arc<CgroupLimits>,
     container: PathBuf,
 }
 
-const SHARE_BYTES: u64 = 8 << 30;
+pub(crate) const SHARE_BYTES: u64 = 8 << 30;
 
 impl Limited {
     fn new() -> Self {
+        Self::with("dmem", |root| {
+            fs::create_dir_all(root.join("kubepods/pod/container")).unwrap();
+            fs::write(root.join("cgroup.controllers"), "dmem").unwrap();
+            for cgroup in ["", "kubepods", "kubepods/pod"] {
+                fs::write(root.join(cgroup).join("cgroup.subtree_control"), "").unwrap();
+            }
+        })
+    }
+
+    /// As [`Self::new`], with cgroups that `lay_out` creates in a directory.
+    pub(crate) fn with(backend: &str, lay_out: impl FnOnce(&Path)) -> Self {
         let node = TestNode::started();
         let root = node.root.path().join("cgroup");
         let container = root.join("kubepods/pod/container");
-        fs::create_dir_all(&container).unwrap();
-        fs::write(root.join("cgroup.controllers"), "dmem").unwrap();
-        for cgroup in ["", "kubepods", "kubepods/pod"] {
-            fs::write(root.join(cgroup).join("cgroup.subtree_control"), "").unwrap();
-        }
-        let machine = b200(&root, "dmem");
+        lay_out(&root);
+        let machine = b200(&root, backend);
         let library = Library::open(&find(machine.root()).unwrap()).unwrap();
         let gpu = library.inventory().unwrap().gpus.swap_remove(0);
         let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
@@ -174,13 +187,13 @@ impl Limited {
         }
     }
 
-    fn limit(&self, cgroup: &str) -> Result<(), String> {
+    pub(crate) fn limit(&self, cgroup: &str) -> Result<(), String> {
         let limited = self.limits.limit(&self.request(cgroup));
         limited.map_err(|error| drava_api::error::describe(&error))
     }
 
     /// Limits by cgroup, as the machine holds them.
-    fn held(&self) -> Vec<(String, u64)> {
+    pub(crate) fn held(&self) -> Vec<(String, u64)> {
         let gpu = self.machine.gpu(0).unwrap();
         let limits = gpu.memory_limits.into_iter();
         limits
@@ -217,7 +230,7 @@ fn record(gpu: &str) -> ClaimRecord {
     }
 }
 
-const CONTAINER: &str = "/kubepods/pod/container";
+pub(crate) const CONTAINER: &str = "/kubepods/pod/container";
 
 fn page_of(record: &ClaimRecord, bytes: u64) -> (ShareId, LimitsSpec) {
     let device = &record.devices[0];

@@ -20,6 +20,7 @@ mod exporter;
 mod fixture;
 mod gpu_health;
 mod kubelet;
+mod limits_killed;
 mod measurements;
 mod metrics;
 mod mounts;
@@ -47,3 +48,6 @@ mod slices;
 mod spatial;
 mod stop;
 mod suspend;
+mod tenant;
+
+mod walls;

@@ -1,6 +1,7 @@
 //! The plan of a claim from its allocation and config: a pure function.
 
 use drava_api::config::{ComputePolicy, Priority};
+use drava_api::obstacle::LimitObstacle;
 use drava_dra_driver::prepare::plan::{self, PlanError};
 use drava_dra_driver::prepare::{Access, Prepared};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -58,8 +59,8 @@ fn driver_limits_memory_where_it_can_unless_the_class_says_otherwise() {
     let mut inventory = h100x2();
     let [first, second] = [0, 1].map(|index| inventory.nvml.gpus[index].uuid.clone());
     inventory.driver_limits.insert(first, Ok(()));
-    let reason = Err("/sys/fs/cgroup has no cgroup v2".to_owned());
-    inventory.driver_limits.insert(second, reason);
+    let missing = Err(LimitObstacle::NoCgroupV2);
+    inventory.driver_limits.insert(second, missing);
     let planned = |gpu: u32, enforcement: &str| {
         let class = config(
             "FromClass",

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use drava_api::obstacle::LimitObstacle;
 use drava_dra_driver::gpu_health::HealthByGpu;
 use drava_dra_driver::gpus::capacity::{self, UnavailableReason};
 use drava_dra_driver::gpus::inventory::NodeInventory;
@@ -141,16 +142,17 @@ fn publishes_what_limits_the_memory_of_each_gpu() {
     let mut inventory = h100x2();
     let [first, second] = [0, 1].map(|index| inventory.nvml.gpus[index].uuid.clone());
     inventory.driver_limits.insert(first.clone(), Ok(()));
-    let reason = Err("no cgroup v2".to_owned());
-    inventory.driver_limits.insert(second, reason);
+    let missing = Err(LimitObstacle::NoCgroupV2);
+    inventory.driver_limits.insert(second, missing);
     for device in devices(&desired(&inventory)) {
         let attributes = device.attributes.as_ref().unwrap();
         let text = |name: &str| attributes[name].string.as_deref().unwrap();
         let expected = match text("uuid") == first.as_str() {
-            true => "driver",
-            false => "library",
+            true => ("driver", "none"),
+            false => ("library", "no-cgroup-v2"),
         };
-        assert_eq!(text("memoryEnforcement"), expected, "{}", device.name);
+        let found = (text("memoryEnforcement"), text("memoryEnforcementObstacle"));
+        assert_eq!(found, expected, "{}", device.name);
     }
 }
 

@@ -265,7 +265,18 @@ fn taints_only_devices_excluded_by_new_mode() {
     let pool = after(&slices, &exclusive, Features::ALL);
     let reason = "compute-mode-exclusive-process";
     assert_eq!(unhealthy(&pool), [("gpu-0-vgpu", reason)]);
-    assert_eq!(untainted(&pool), untainted(&before));
+    // Besides, the whole GPU says why it has no spatial shares. The device of the shares stays as it was published.
+    let mut expected = untainted(&before);
+    let of_gpu = expected.iter_mut().filter(|one| one.name == "gpu-0");
+    for device in of_gpu {
+        let attributes = device.attributes.as_mut().unwrap();
+        let obstacle = attributes.get_mut("spatialObstacle").unwrap();
+        assert_eq!(
+            obstacle.string.replace(reason.to_owned()).as_deref(),
+            Some("none")
+        );
+    }
+    assert_eq!(untainted(&pool), expected);
     check_limits(&pool);
 
     // Each device has its own grace period over two modes.

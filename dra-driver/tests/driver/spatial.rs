@@ -2,7 +2,7 @@
 //! daemon; tests/e2e runs the daemon of the simulated machine.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::PathBuf;
 
 use drava_api::config::ComputePolicy;
@@ -16,7 +16,9 @@ use drava_dra_driver::prepare::plan::plan;
 use drava_vgpu_abi as abi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
+use simulator_machine::testing::skips_without_root;
 
+use crate::cluster::inode;
 use crate::crash::CrashingEffects;
 use crate::fixture::Allocated::{self, Share, Whole};
 use crate::fixture::{GPU_UUIDS, POOL, claim, claim_ref, claim_with, config, h100x2};
@@ -210,6 +212,12 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
     let [first] = node.running()[..] else {
         panic!("{:?}", node.daemons())
     };
+    // Containers have these directories mounted, and see the next daemon in them.
+    let inodes = || ["pipe", "shm"].map(|name| inode(&node.dir().join(name)));
+    let before = inodes();
+    let (socket, own) = (node.dir().join("pipe/control"), node.dir().join("shm/own"));
+    fs::write(&socket, "").unwrap();
+    fs::write(&own, "of a program").unwrap();
     Node::kill(first);
     while node.running() == [first] {
         std::thread::yield_now();
@@ -218,6 +226,22 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
     let hit = applier.settle_mps(GPU_UUIDS[0]).unwrap();
     assert_eq!(hit, [1, 2].map(claim_ref));
     assert_eq!(node.running().len(), 1);
+    assert_eq!(inodes(), before);
+    assert!(!socket.exists() && own.exists());
+    // One that does not start takes them from no container either.
+    let [second] = node.running()[..] else {
+        panic!("{:?}", node.daemons())
+    };
+    fs::write(node.path("broken"), "").unwrap();
+    Node::kill(second);
+    while node.running() == [second] {
+        std::thread::yield_now();
+    }
+    assert!(applier.settle_mps(GPU_UUIDS[0]).is_err());
+    assert_eq!(inodes(), before);
+    fs::remove_file(node.path("broken")).unwrap();
+    assert_eq!(applier.settle_mps(GPU_UUIDS[0]).unwrap().len(), 2);
+    assert_eq!(inodes(), before);
 }
 
 #[test]
@@ -354,4 +378,50 @@ fn completes_and_undoes_after_crash_at_any_step() {
         steps += 1;
     }
     assert!(steps >= 6, "{steps}");
+}
+
+/// The socket of a daemon is trusted by programs of claims. Its user could answer them.
+#[test]
+fn refuses_directory_that_another_user_could_change() {
+    if lacks_device_files() || skips_without_root() {
+        return;
+    }
+    let node = Node::new();
+    node.prepare(1, &spatial(1, &[Share(0, "8Gi", "30")]))
+        .unwrap();
+    let (mps, pipe) = (node.0.layout().mps(), node.dir().join("pipe"));
+    let found = spatial(2, &[Share(0, "8Gi", "30")]);
+    for directory in [mps, node.dir(), pipe] {
+        let refused = || {
+            let error = node.prepare(2, &found).unwrap_err();
+            let error = drava_api::error::describe(&error);
+            // The node driver logs the same while it watches the daemon.
+            let watched = node.0.mps().server(GPU_UUIDS[0]).unwrap_err();
+            assert!(error.contains(&watched.to_string()), "{error}");
+            error
+        };
+        chown(&directory, Some(1000), None).unwrap();
+        let error = refused();
+        let named = format!(
+            "the directory {} of MPS belongs to user 1000",
+            directory.display()
+        );
+        assert!(
+            error.contains(&named) && error.contains("remove it"),
+            "{error}"
+        );
+        chown(&directory, Some(0), None).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = refused();
+        assert!(error.contains("user 0 with mode 777"), "{error}");
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let pipe = node.dir().join("pipe");
+    fs::rename(&pipe, node.dir().join("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", &pipe).unwrap();
+    assert!(node.prepare(2, &found).is_err(), "a link");
+    fs::remove_file(&pipe).unwrap();
+    fs::rename(node.dir().join("moved"), &pipe).unwrap();
+    node.prepare(2, &found).unwrap();
+    assert_eq!(node.daemons().len(), 1, "the daemon was never replaced");
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use drava_vgpu_abi::Limits;
+use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
 
 use crate::interposer;
 use crate::test_process::{Container, GIB, GPUS};
@@ -78,6 +78,55 @@ fn returns_driver_functions_without_limits() {
     );
     let (_, total) = process.memory_info();
     assert!(total > 70 * GIB);
+}
+
+/// Hooks that only meter GPU time.
+fn compute_hooks() -> Vec<String> {
+    let functions = include_str!("../../src/driver_api/functions.rs");
+    let lines = functions.lines().map(str::trim_start);
+    let hooks = lines.filter_map(|line| line.strip_prefix("Compute Cuda "));
+    hooks
+        .filter_map(|hook| Some(hook.split_once('(')?.0.to_owned()))
+        .collect()
+}
+
+/// In a spatial share, and in any share whose time is not metered, a launch does not pass through libvgpu.
+#[test]
+fn returns_driver_function_for_launches_that_are_not_metered() {
+    let hooks = compute_hooks();
+    assert!(hooks.len() > 80, "{}", hooks.len());
+    let container = Container::with_memory(GIB);
+    let mut spatial = container.process();
+    let container = Container::new();
+    let limits = Limits {
+        cores: Cores::new(50).unwrap(),
+        compute_policy: ComputePolicy::Fixed,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("share", GPUS[0], &limits);
+    let mut metered = container.process();
+    let ours = "0 libvgpu.so";
+    for name in &hooks {
+        let lookup = format!("lookup {name}");
+        assert_eq!(metered.request(&lookup), ours, "{name}");
+        let found = spatial.request(&lookup);
+        assert!(found.contains("libcuda"), "{name}: {found}");
+        // By name and version, as the CUDA runtime asks; functions for per-thread streams have a flag instead of a suffix.
+        let (base, flag) = match name.strip_suffix("_ptsz").or(name.strip_suffix("_ptds")) {
+            Some(base) => (base, 2),
+            None => (name.as_str(), 1),
+        };
+        let base = base.trim_end_matches("_v2");
+        let asked = format!("procaddress {base} 13020 {flag}");
+        let found = spatial.request(&asked);
+        assert!(!found.contains("libvgpu"), "{name}: {found}");
+    }
+    let launch = "procaddress cuLaunchKernel 12080 0";
+    assert_eq!(metered.request(launch), "0 libvgpu.so cuLaunchKernel");
+    assert!(spatial.request(launch).contains("libcuda"));
+    // Its memory is limited as ever.
+    assert_eq!(spatial.request("lookup cuMemAlloc_v2"), ours);
+    spatial.denied(&format!("alloc {}", GIB + 1));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Faults of GPUs, and devices that are not available.
 
+use drava_api::obstacle::{LimitObstacle, SpatialObstacle};
 use drava_api::unavailable::UnavailableReason;
 
 use super::*;
@@ -213,36 +214,91 @@ fn names_objects_that_cannot_be_read() {
     );
 }
 
+/// The text of doctor for a device with these attributes, and a class with this config and selector.
+fn with_class(attributes: &[(&str, &str)], config: &Value, selector: &str) -> String {
+    text(|state| {
+        let mut device = device();
+        for (name, value) in attributes {
+            device["attributes"][name] = json!({"string": value});
+        }
+        state.slices = vec![object(slice("gpu.drava.dev", device))];
+        let mut parameters = json!({"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig"});
+        let fields = config.as_object().unwrap().clone();
+        parameters.as_object_mut().unwrap().extend(fields);
+        state.classes.push(object(json!({
+            "metadata": {"name": "walled"},
+            "spec": {
+                "selectors": [{"cel": {"expression": selector}}],
+                "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": parameters}}],
+            },
+        })));
+    })
+}
+
+const ANY: &str = "device.driver == \"gpu.drava.dev\"";
+const NOTHING: &str = "no problems found\n";
+
 #[test]
-fn finds_node_whose_driver_cannot_limit_memory_as_a_class_requires() {
-    let found = |enforcement: &str, selector: &str, version: &str| {
-        text(|state| {
-            let mut device = device();
-            device["attributes"]["memoryEnforcement"] = json!({"string": "library"});
-            device["attributes"]["driverVersion"] = json!({"version": version});
-            state.slices = vec![object(slice("gpu.drava.dev", device))];
-            state.classes.push(object(json!({
-                "metadata": {"name": "walled"},
-                "spec": {
-                    "selectors": [{"cel": {"expression": selector}}],
-                    "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": {
-                        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig",
-                        "memory": {"enforcement": enforcement},
-                    }}}],
-                },
-            })));
-        })
-    };
-    let any = "device.driver == \"gpu.drava.dev\"";
-    let old = found("driver", any, "580.65.6");
-    assert!(
-        old.starts_with("node n1: device class walled requires memory.enforcement: driver")
-            && old.contains("install NVIDIA driver 615 or later on the node (it has 580)"),
-        "{old}"
-    );
-    let new = found("driver", any, "615.71.0");
-    assert!(new.contains("provide cgroup v2 at /sys/fs/cgroup"), "{new}");
-    assert_eq!(found("auto", any, "580.65.6"), "no problems found\n");
-    let selected = "device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\"";
-    assert_eq!(found("driver", selected, "580.65.6"), "no problems found\n");
+fn names_what_lacks_for_memory_limits_that_a_class_requires() {
+    let required = json!({"memory": {"enforcement": "driver"}});
+    for obstacle in LimitObstacle::ALL {
+        let attributes = [
+            ("memoryEnforcement", "library"),
+            ("memoryEnforcementObstacle", obstacle.as_str()),
+        ];
+        let found = |config: &Value, selector: &str| with_class(&attributes, config, selector);
+        assert_eq!(
+            found(&required, ANY),
+            format!(
+                "node n1: device class walled requires memory.enforcement: driver, and {}; {}, or select devices with \
+                 memoryEnforcement == \"driver\" in the class\n",
+                obstacle.problem(),
+                obstacle.remedy()
+            )
+        );
+        let auto = json!({"memory": {"enforcement": "auto"}});
+        assert_eq!(found(&auto, ANY), NOTHING);
+        let selected = "device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\"";
+        assert_eq!(found(&required, selected), NOTHING);
+    }
+    let able = [
+        ("memoryEnforcement", "driver"),
+        ("memoryEnforcementObstacle", "none"),
+    ];
+    assert_eq!(with_class(&able, &required, ANY), NOTHING);
+    let newer = [
+        ("memoryEnforcement", "library"),
+        ("memoryEnforcementObstacle", "of-a-newer-driver"),
+    ];
+    let newer = with_class(&newer, &required, ANY);
+    assert!(newer.contains("see the log of the node driver"), "{newer}");
+}
+
+#[test]
+fn names_what_lacks_for_spatial_shares_that_a_class_requires() {
+    let required = json!({"computePolicy": "spatial"});
+    for obstacle in SpatialObstacle::ALL {
+        for kind in ["vgpu", "gpu"] {
+            let attributes = [
+                ("type", kind),
+                ("uuid", "GPU-7"),
+                ("spatialObstacle", obstacle.as_str()),
+            ];
+            let found = |config: &Value, selector: &str| with_class(&attributes, config, selector);
+            assert_eq!(
+                found(&required, ANY),
+                format!(
+                    "node n1: device class walled requires computePolicy: spatial, and {}; {}, or select devices with \
+                     spatialObstacle == \"none\" in the class\n",
+                    obstacle.problem(),
+                    obstacle.remedy().replace("UUID", "GPU-7")
+                )
+            );
+            assert_eq!(found(&json!({"computePolicy": "balance"}), ANY), NOTHING);
+            let selected = "device.attributes[\"gpu.drava.dev\"].spatialObstacle == \"none\"";
+            assert_eq!(found(&required, selected), NOTHING);
+        }
+    }
+    let able = [("type", "vgpu"), ("spatialObstacle", "none")];
+    assert_eq!(with_class(&able, &required, ANY), NOTHING);
 }

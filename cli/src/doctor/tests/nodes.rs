@@ -206,12 +206,21 @@ fn finds_failed_prepare_of_pending_pods() {
     );
     let rejected =
         "NodePrepareResources failed for ResourceClaim c: claim team/c: device gpu-0: the cause";
-    assert_eq!(
-        failed("Pending", rejected, "gpu.drava.dev"),
-        format!(
-            "pod team/p: the kubelet of node n1 cannot prepare the claims: {rejected}; see kubectl describe pod p, and remove the cause; the kubelet repeats the call\n"
-        )
-    );
+    // Walls that the node lacks: the causes have their remedies.
+    let walls = [
+        "claim team/c: request gpu: the device class requires computePolicy: spatial, which device gpu-0-vgpu cannot have: the driver \
+         root has no nvidia-cuda-mps-control or no nvidia-cuda-mps-server; install it; or add the selector \
+         device.attributes[\"gpu.drava.dev\"].spatialObstacle == \"none\" to the class",
+        "claim team/c: the directory /run/drava/mps of MPS belongs to user 1000 with mode 755; remove it",
+    ];
+    for rejected in [&[rejected][..], &walls].concat() {
+        assert_eq!(
+            failed("Pending", rejected, "gpu.drava.dev"),
+            format!(
+                "pod team/p: the kubelet of node n1 cannot prepare the claims: {rejected}; see kubectl describe pod p, and remove the cause; the kubelet repeats the call\n"
+            )
+        );
+    }
     assert_eq!(
         failed("Pending", rejected, "gpu.example.com"),
         "no problems found\n",

@@ -48,3 +48,45 @@ fn unchecked_share_has_new_amounts_unless_it_was_found_unenforced() {
         assert_eq!(grown[0]["data"]["memoryBytes"], json!(12_288 * MIB));
     }
 }
+
+/// What the record says is what `prepare` has set up: the condition names no other wall.
+#[test]
+fn names_memory_and_time_limits_of_every_kind_of_share() {
+    let walls = [
+        (
+            true,
+            "LimitedByDriver",
+            "the NVIDIA driver and libvgpu limit",
+        ),
+        (false, "Interposed", "libvgpu limits"),
+    ];
+    let policies = [
+        (ComputePolicy::Balance, "20% of GPU time guaranteed"),
+        (ComputePolicy::Fixed, "GPU time limited to 20%"),
+        (
+            ComputePolicy::Spatial,
+            "MPS gives it 20% of the multiprocessors, which its programs can leave",
+        ),
+        (ComputePolicy::None, "GPU time is not metered"),
+    ];
+    for (limited_by_driver, reason, limits) in walls {
+        for (compute_policy, time) in policies {
+            let mut record = record(8);
+            let share = record.devices[0].share_mut().unwrap();
+            share.limited_by_driver = limited_by_driver;
+            share.compute_policy = compute_policy;
+            let written = write(&record, &Injection::Expected, &Value::Null);
+            let enforced = enforced_of(&written);
+            let (reason, status) = match compute_policy {
+                ComputePolicy::Spatial => ("Partly", "False"),
+                ComputePolicy::Balance | ComputePolicy::Fixed | ComputePolicy::None => {
+                    (reason, "True")
+                }
+            };
+            assert_eq!(enforced["reason"], reason, "{time}");
+            assert_eq!(enforced["status"], status, "{time}");
+            let message = format!("{limits} memory to 8192 MiB; {time}");
+            assert_eq!(enforced["message"], message);
+        }
+    }
+}

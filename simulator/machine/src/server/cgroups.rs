@@ -118,11 +118,16 @@ fn parent(pid: u32) -> Option<u32> {
     field(pid, "PPid:")?.parse().ok()
 }
 
-/// Whether a process may administer GPUs: root of one container of many may not.
+/// Whether a process may administer GPUs: root of one container of many may not, nor root of a user namespace of its own, which has
+/// all capabilities in it.
 pub(super) fn is_administrator(pid: u32, uid: u32) -> bool {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).ok();
+    let is_of_node = namespace("self") == namespace(&pid.to_string());
     let capabilities =
         field(pid, "CapEff:").and_then(|capabilities| u64::from_str_radix(&capabilities, 16).ok());
-    uid == 0 && capabilities.is_some_and(|capabilities| capabilities >> SYS_ADMIN & 1 == 1)
+    uid == 0
+        && is_of_node
+        && capabilities.is_some_and(|capabilities| capabilities >> SYS_ADMIN & 1 == 1)
 }
 
 /// A field of `/proc/<pid>/status`.
