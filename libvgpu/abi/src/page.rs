@@ -9,7 +9,7 @@
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  216  notify: whether the share notifies the agent when it starts to use the GPU
 //!  224  lent: whether other shares use the share's time, so that it notifies the agent when it resumes
-//!  232  suspended: whether processes that are not yet on the GPU wait
+//!  232  suspended: which suspension processes that are not yet on the GPU wait for
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```

@@ -107,7 +107,10 @@ pub struct Header<A = AtomicU64> {
     /// Estimated end of the work launched so far, if the share has the GPU alone, microseconds of
     /// `CLOCK_MONOTONIC`. Only written if the limits page asks for it, see [`crate::page::NOTIFY_OFFSET`].
     pub busy_until_us: A,
-    reserved_3: [u64; 11],
+    /// The word at [`crate::page::SUSPENDED_OFFSET`] when a process last called libcuda while it was not 0: a demand to resume the
+    /// share, if the page still has that word.
+    pub demanded: A,
+    reserved_3: [u64; 10],
 }
 
 /// A slot: counters of one process.
@@ -171,6 +174,7 @@ const _: () = {
     assert!(offset_of!(Header, last_demand_us) == 400);
     assert!(offset_of!(Header, admission_timeouts) == 408);
     assert!(offset_of!(Header, busy_until_us) == 416);
+    assert!(offset_of!(Header, demanded) == 424);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
     assert!(offset_of!(Slot, start_time) == 16);
@@ -209,7 +213,8 @@ impl<A> Header<A> {
             last_demand_us: zero(),
             admission_timeouts: zero(),
             busy_until_us: zero(),
-            reserved_3: [0; 11],
+            demanded: zero(),
+            reserved_3: [0; 10],
         }
     }
 }

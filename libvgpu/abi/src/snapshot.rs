@@ -60,6 +60,8 @@ pub struct ShareUsage {
     pub admission_timeouts: u64,
     /// Estimated end of the launched work, microseconds of `CLOCK_MONOTONIC`; 0 if not reported.
     pub busy_until_us: u64,
+    /// The suspension that a process demands to end, as in the limits page; 0 is none.
+    pub demanded: u64,
 }
 
 /// Counters of a process, read at about one moment.
@@ -131,6 +133,7 @@ impl<'a> Snapshot<'a> {
             last_demand_us: word(self.bytes, 400),
             admission_timeouts: word(self.bytes, 408),
             busy_until_us: word(self.bytes, 416),
+            demanded: word(self.bytes, 424),
         }
     }
 

@@ -93,7 +93,7 @@ fn places_other_share_words_at_golden_offsets() {
             window(200),
             notify(true),
             lent(true),
-            suspended(true),
+            suspended(7),
         ],
     );
     assert_eq!(page[48..56], [8, 7, 6, 5, 4, 3, 2, 1]);
@@ -112,7 +112,7 @@ fn places_other_share_words_at_golden_offsets() {
             window(0),
             notify(false),
             lent(false),
-            suspended(false),
+            suspended(0),
         ],
     );
     assert_eq!(page, before);
