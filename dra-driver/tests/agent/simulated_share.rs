@@ -227,6 +227,7 @@ impl SimulatedShare {
             last_demand_us: self.wanted_us,
             admission_timeouts: 0,
             busy_until_us: 0,
+            demanded: 0,
         };
         RegionHeader {
             share,
