@@ -21,6 +21,7 @@ mod report;
 mod rows;
 mod setup;
 mod spatial;
+mod suspend;
 mod tools;
 mod torch;
 mod verdicts;
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS")]
     mix_seconds: Option<f64>,
     /// Run only the parts with these names (loads, account, launches, entry-points, memory, events, compute, agent,
-    /// spatial, programs), and rows whose titles begin so.
+    /// spatial, suspend, programs), and rows whose titles begin so.
     #[arg(long, value_delimiter = ',', value_name = "PART|ROW")]
     only: Vec<String>,
     /// Another library to preload, for a column of its own in the rows of memory, shares and launches. It gets the variables
@@ -99,12 +100,14 @@ enum Part {
     Agent,
     /// Two clients of MPS against two tenants that take turns.
     Spatial,
+    /// Trainings that are suspended and resumed.
+    Suspend,
     /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
     Programs,
 }
 
 impl Part {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Loads,
         Self::Account,
         Self::Launches,
@@ -114,6 +117,7 @@ impl Part {
         Self::Compute,
         Self::Agent,
         Self::Spatial,
+        Self::Suspend,
         Self::Programs,
     ];
 
@@ -128,6 +132,7 @@ impl Part {
             Self::Compute => "GPU time",
             Self::Agent => "Two tenants with the node agent",
             Self::Spatial => "Spatial shares",
+            Self::Suspend => "Suspended shares",
             Self::Programs => "Programs",
         }
     }
@@ -149,6 +154,7 @@ impl Part {
             Self::Compute => compute::rows(setup, args, rows),
             Self::Agent => agent::rows(setup, args.seconds, rows),
             Self::Spatial => spatial::rows(setup, args.seconds, rows),
+            Self::Suspend => suspend::rows(setup, rows),
             Self::Programs => programs::rows(setup, rows),
         }
     }

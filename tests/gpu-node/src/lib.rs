@@ -5,6 +5,7 @@
 
 mod agent_process;
 pub mod simulated;
+pub mod suspender;
 
 use std::fs;
 use std::os::unix::fs::symlink;
