@@ -17,16 +17,19 @@ pub enum ConditionType {
     Granted,
     /// The processes of the claim are in host memory, and the GPU has none of their memory.
     Suspended,
+    /// The share has used no GPU time since the transition.
+    Idle,
 }
 
 impl ConditionType {
     /// All types.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Prepared,
         Self::Enforced,
         Self::Healthy,
         Self::Granted,
         Self::Suspended,
+        Self::Idle,
     ];
 
     /// Value of the condition's field `type`.
@@ -38,6 +41,7 @@ impl ConditionType {
             Self::Healthy => "Healthy",
             Self::Granted => "Granted",
             Self::Suspended => "Suspended",
+            Self::Idle => "Idle",
         }
     }
 
@@ -54,6 +58,7 @@ impl ConditionType {
             Self::Suspended => {
                 "The processes of the claim are in host memory, and the GPU has none of their memory."
             }
+            Self::Idle => "The share has used no GPU time since `lastTransitionTime`.",
         }
     }
 }
@@ -135,11 +140,14 @@ condition_reasons! {
     Refused: Granted, false, "The claim cannot add its capacity to the base claim.";
     Suspended: Suspended, true, "All processes are checkpointed and NVML shows none of their memory, or there are no \
         processes. New processes wait.";
+    Demanded: Suspended, true, "As Suspended, and a program of the share has called CUDA since: it waits until the share is resumed.";
     Resuming: Suspended, false, "The processes are being restored: the claim uses its GPU memory again.";
     Resumed: Suspended, false, "All processes run.";
     SuspendRefused: Suspended, false, "The shares cannot be suspended. Nothing was locked, or all was unlocked again.";
     SuspendFailed: Suspended, false, "The suspension failed and was undone. It is tried again while the claim is to be \
         suspended.";
+    NoGpuTime: Idle, true, "No program of the share has used GPU time for a minute, or for up to ten minutes if the share often does so.";
+    UsesGpu: Idle, false, "A program of the share uses GPU time again, the share was resumed, or the node driver was restarted.";
 }
 
 impl fmt::Display for ConditionReason {

@@ -201,6 +201,14 @@ event_reasons! {
     Preempting: Normal, Controller, "Pod",
         "Pods of lower priority, or pods that borrow, were evicted for this pod, which gets their devices when they end.",
         "None.";
+    ShareIdle: Normal, Controller, "Pod",
+        "The share of the pod has used no GPU time for as long as `idle.after` of the GpuPolicy that applies to it. The message says what \
+         the controller does, or why it does not.",
+        "Delete the pod if it is not needed, or use the GPU.";
+    IdleEvicted: Warning, Controller, "Pod",
+        "The pod was evicted, because its share has used no GPU time for as long as `idle.after` of the GpuPolicy that applies to it, \
+         with `action: evict`; or it cannot be evicted.",
+        "Use the GPU, or let the share be suspended: `action: suspend` and `suspend.allowed: true`.";
     ShareResumed: Normal, Controller, "Pod",
         "The suspended share of the pod has room on its GPU again, and its programs go on.",
         "None.";

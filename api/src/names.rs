@@ -60,9 +60,12 @@ pub const SUSPEND_LABEL: &str = "gpu.drava.dev/suspend";
 /// Annotation of a claim whose shares a user wishes to be suspended, with the value [`SUSPEND`]. The controller acts on it.
 pub const SUSPEND_WISH_ANNOTATION: &str = "gpu.drava.dev/suspend-requested";
 
-/// Annotation of a claim that is suspended for a pod: which pod, as a text for readers of the claim's namespace. Only the controller
-/// writes it, together with [`SUSPEND_LABEL`].
+/// Annotation of a claim that is suspended for a pod: which pod, as a text for readers of the claim's namespace; or
+/// [`SUSPENDED_FOR_IDLENESS`]. Only the controller writes it, together with [`SUSPEND_LABEL`].
 pub const SUSPENDED_FOR_ANNOTATION: &str = "gpu.drava.dev/suspended-for";
+
+/// Value of [`SUSPENDED_FOR_ANNOTATION`] of a claim that is suspended because it was idle.
+pub const SUSPENDED_FOR_IDLENESS: &str = "idle";
 
 /// Value of [`SUSPEND_LABEL`] and [`SUSPEND_WISH_ANNOTATION`].
 pub const SUSPEND: &str = "true";

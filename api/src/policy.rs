@@ -1,4 +1,4 @@
-//! GpuPolicy: which placement policies and limits of evictions apply to the claims of some namespaces, of some device
+//! GpuPolicy: which placement policies, limits of evictions and rules for idle shares apply to the claims of some namespaces, of some device
 //! classes, or of the cluster.
 //!
 //! Precedence for the fields `node` and `gpu`: the claim's config, unless the policy that applies denies it; the policy of the
@@ -7,6 +7,8 @@
 //! has the field. Of several policies of one level that select the same claims the first by name applies.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube_derive::CustomResource;
@@ -72,6 +74,115 @@ pub struct GpuPolicySpec {
     /// Limits of evictions for other pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preemption: Option<PreemptionLimits>,
+    /// What is done with shares that use no GPU time. Without it, nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<IdlePolicy>,
+}
+
+/// What is done with a share that uses no GPU time.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct IdlePolicy {
+    /// Time without GPU time after which the action follows, such as 1h or 90m; at least 1m.
+    #[schemars(schema_with = "idle_after")]
+    pub after: IdleAfter,
+    /// What is done: event (an event of the pod), suspend (the share is suspended until a program calls CUDA; an event if it cannot
+    /// be) or evict (the pod is evicted, as far as PodDisruptionBudgets allow it).
+    #[schemars(schema_with = "idle_action")]
+    pub action: IdleAction,
+}
+
+/// A time in hours, minutes and seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct IdleAfter(Duration);
+
+impl IdleAfter {
+    /// Returns the time.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        self.0
+    }
+}
+
+/// A text is not a time such as `1h`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read the time {0:?}; write hours, minutes and seconds, such as 1h30m")]
+pub struct IdleAfterError(String);
+
+impl TryFrom<String> for IdleAfter {
+    type Error = IdleAfterError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let error = || IdleAfterError(text.clone());
+        let (mut rest, mut seconds) = (text.as_str(), 0u64);
+        for (unit, size) in [('h', 3600), ('m', 60), ('s', 1)] {
+            let Some((number, after)) = rest.split_once(unit) else {
+                continue;
+            };
+            let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+            let number = number.parse::<u32>().ok().filter(|_| is_number);
+            let number = number.ok_or_else(error)?;
+            seconds += u64::from(number) * size;
+            rest = after;
+        }
+        match rest.is_empty() && !text.is_empty() {
+            true => Ok(Self(Duration::from_secs(seconds))),
+            false => Err(error()),
+        }
+    }
+}
+
+impl fmt::Display for IdleAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let parts = [
+            (seconds / 3600, 'h'),
+            (seconds / 60 % 60, 'm'),
+            (seconds % 60, 's'),
+        ];
+        for (number, unit) in parts.into_iter().filter(|(number, _)| *number > 0) {
+            write!(f, "{number}{unit}")?;
+        }
+        if seconds == 0 {
+            f.write_str("0s")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl From<IdleAfter> for String {
+    fn from(after: IdleAfter) -> Self {
+        after.to_string()
+    }
+}
+
+/// What is done with an idle share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum IdleAction {
+    /// An event of its pod.
+    Event,
+    /// The share is suspended until a program calls CUDA.
+    Suspend,
+    /// The pod is evicted.
+    Evict,
+}
+
+impl IdleAction {
+    /// All actions.
+    pub const ALL: [Self; 3] = [Self::Event, Self::Suspend, Self::Evict];
+
+    /// Returns the value in the object.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Event => "event",
+            Self::Suspend => "suspend",
+            Self::Evict => "evict",
+        }
+    }
 }
 
 /// Which device is preferred for requests that a share and a MIG partition can serve.
@@ -179,6 +290,24 @@ impl GpuPolicySpec {
 /// At most 30 days.
 fn seconds(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "minimum": 0, "maximum": 2_592_000})
+}
+
+/// At least a minute: the node driver reports no shorter times.
+fn idle_after(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "pattern": "^([0-9]{1,5}h)?([0-9]{1,5}m)?([0-9]{1,5}s)?$",
+        "minLength": 2,
+        "maxLength": 18,
+        "x-kubernetes-validations": [{
+            "rule": "duration(self) >= duration('1m')",
+            "message": "at least 1m",
+        }],
+    })
+}
+
+fn idle_action(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": IdleAction::ALL.map(IdleAction::as_str)})
 }
 
 fn preference(_: &mut SchemaGenerator) -> Schema {

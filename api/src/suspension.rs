@@ -27,14 +27,67 @@ pub fn is_wished(metadata: &ObjectMeta) -> bool {
     wish.is_some_and(|wish| wish == names::SUSPEND)
 }
 
-/// Returns the pod for which the claim is suspended, as a text for readers of its namespace; `None` if a user wishes it, or it is
-/// not to be suspended.
+/// Why a claim is suspended, or is going to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause<'a> {
+    /// A user wishes it.
+    Wish,
+    /// For this pod, as a text for readers of the claim's namespace.
+    Pod(&'a str),
+    /// Its share was idle: it stays suspended until a program calls CUDA.
+    Idleness,
+}
+
+/// Returns why the claim is suspended; `None` if it is not to be, or the cause is over.
+#[must_use]
+pub fn cause(metadata: &ObjectMeta) -> Option<Cause<'_>> {
+    if is_wished(metadata) {
+        return Some(Cause::Wish);
+    }
+    let annotations = metadata.annotations.as_ref()?;
+    let cause = annotations.get(names::SUSPENDED_FOR_ANNOTATION)?;
+    is_intended(metadata).then_some(match cause.as_str() {
+        names::SUSPENDED_FOR_IDLENESS => Cause::Idleness,
+        pod => Cause::Pod(pod),
+    })
+}
+
+/// Returns the pod for which the claim is suspended, as a text for readers of its namespace; `None` if it is for another cause, or
+/// the claim is not to be suspended.
 #[must_use]
 pub fn suspended_for(metadata: &ObjectMeta) -> Option<&str> {
-    let annotations = metadata.annotations.as_ref()?;
-    let pod = annotations.get(names::SUSPENDED_FOR_ANNOTATION)?;
-    let is_for_pod = is_intended(metadata) && !is_wished(metadata);
-    is_for_pod.then_some(pod)
+    match cause(metadata)? {
+        Cause::Pod(pod) => Some(pod),
+        Cause::Wish | Cause::Idleness => None,
+    }
+}
+
+/// Returns whether the controller has suspended the claim because its share was idle, whatever a user wishes since.
+#[must_use]
+pub fn is_for_idleness(metadata: &ObjectMeta) -> bool {
+    let annotations = metadata.annotations.as_ref();
+    let cause = annotations.and_then(|all| all.get(names::SUSPENDED_FOR_ANNOTATION));
+    is_intended(metadata) && cause.is_some_and(|cause| cause == names::SUSPENDED_FOR_IDLENESS)
+}
+
+/// Returns whether a program of the suspended claim has called CUDA, and waits.
+#[must_use]
+pub fn is_demanded(claim: &ResourceClaim) -> bool {
+    answers(claim).any(|answer| answer.reason == ConditionReason::Demanded.as_str())
+}
+
+/// Returns since when the claim's only share has used no GPU time. Time before it was resumed last does not count: its programs
+/// stood still.
+#[must_use]
+pub fn idle_since(claim: &ResourceClaim) -> Option<Timestamp> {
+    let mut conditions = conditions(claim, ConditionType::Idle);
+    let idle = conditions.next().filter(|idle| idle.status == "True")?;
+    let resumed = answers(claim).filter(|answer| answer.status == "False");
+    let resumed = resumed.map(|answer| answer.last_transition_time.0).max();
+    conditions.next().is_none().then_some(())?;
+    Some(resumed.map_or(idle.last_transition_time.0, |resumed| {
+        resumed.max(idle.last_transition_time.0)
+    }))
 }
 
 /// Returns since when others may use the memory and GPU time of the claim's shares.
@@ -46,14 +99,18 @@ pub fn suspended_since(claim: &ResourceClaim) -> Option<Timestamp> {
 
 /// Returns the answers of the node driver, one for each device of the claim that has one.
 pub fn answers(claim: &ResourceClaim) -> impl Iterator<Item = &Condition> {
+    conditions(claim, ConditionType::Suspended)
+}
+
+fn conditions(claim: &ResourceClaim, kind: ConditionType) -> impl Iterator<Item = &Condition> {
     let devices = claim
         .status
         .iter()
         .flat_map(|status| status.devices.iter().flatten());
     let own = devices.filter(|device| device.driver == names::DRIVER);
-    own.filter_map(|device| {
+    own.filter_map(move |device| {
         let mut conditions = device.conditions.iter().flatten();
-        conditions.find(|condition| condition.type_ == ConditionType::Suspended.as_str())
+        conditions.find(|condition| condition.type_ == kind.as_str())
     })
 }
 

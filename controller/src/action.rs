@@ -116,6 +116,8 @@ pub enum EvictionCause {
     IncompleteGang(String),
     /// Their share was suspended for longer than it may be; the text says for which pod, and how long.
     SuspensionExpired(String),
+    /// Their share has used no GPU time for as long as a policy allows; the text says since when.
+    Idle(String),
 }
 
 /// A pod for which others are evicted.
@@ -229,7 +231,8 @@ pub struct SuspensionWrite {
     pub claim: Arc<ResourceClaim>,
     /// Whether the claim is to be suspended.
     pub is_intended: bool,
-    /// The pod for which it is to be suspended, as a text for readers of its namespace.
+    /// The pod for which it is to be suspended, as a text for readers of its namespace, or
+    /// [`SUSPENDED_FOR_IDLENESS`](drava_api::names::SUSPENDED_FOR_IDLENESS).
     pub suspended_for: Option<String>,
 }
 

@@ -11,6 +11,7 @@
 //! | detect violations, kill processes | [`policy::detection`] | [`node::gpu`], [`node::nvml_observer`] |
 //! | divide memory beyond the guarantees, take it back | [`policy::burst`] | [`node::gpu::burst`] |
 //! | correct the driver's reserve | [`policy::reserve`] | [`node::tracked_share`] |
+//! | since when a share is idle | [`policy::idle`] | [`node::gpu`], [`node::nvml_observer`] |
 //! | what is due when | [`policy::schedule`], [`policy::rate_limiter`] | the thread here, [`node::region_watch`] |
 //! | report findings and metrics | [`policy::share_metrics`] | [`node::enforcement_events`] |
 //!

@@ -55,6 +55,7 @@ mod active;
 mod cgroup_limits;
 mod companions;
 mod follow;
+mod idle;
 mod labelled;
 mod mps;
 mod profiles;

@@ -153,6 +153,9 @@ pub struct Share {
     /// Whether other shares may use what this one is guaranteed and does not use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lends_idle: bool,
+    /// Whether it may be suspended, so its programs show that they want it back. Records of older builds do not say.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub can_suspend: bool,
     /// Guaranteed percent of GPU time; 0 is best effort.
     pub cores: u64,
     /// Slots of the GPU that the share uses.

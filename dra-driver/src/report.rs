@@ -41,6 +41,9 @@ const COMPONENT: &str = Component::NodeDriver.as_str();
 /// Manager of the condition `Suspended`.
 const SUSPEND_MANAGER: &str = "drava-suspend";
 
+/// Manager of the condition `Idle`.
+const IDLE_MANAGER: &str = "drava-idle";
+
 /// Length of the report queue.
 const QUEUE: usize = 256;
 
@@ -237,7 +240,10 @@ impl Reporter {
     }
 }
 
-/// Returns `status.devices` of a claim as JSON, without the condition `Suspended`, which [`write_suspended`] owns.
+/// Conditions that other managers own than the rest of the device statuses: [`write_suspended`] and [`write_idle`].
+const APART: [ConditionType; 2] = [ConditionType::Suspended, ConditionType::Idle];
+
+/// Returns `status.devices` of a claim as JSON, without the conditions of other managers.
 fn written(claim: &ResourceClaim) -> Value {
     let mut devices = all_written(claim);
     let entries = devices.as_array_mut().into_iter().flatten();
@@ -245,7 +251,7 @@ fn written(claim: &ResourceClaim) -> Value {
     for conditions in conditions {
         conditions.retain(|condition| {
             let kind = condition.get("type").and_then(Value::as_str);
-            kind != Some(ConditionType::Suspended.as_str())
+            APART.iter().all(|apart| kind != Some(apart.as_str()))
         });
     }
     devices
@@ -279,7 +285,7 @@ pub async fn write_suspended(
     message: &str,
 ) -> Result<(), kube::Error> {
     let written = all_written(found);
-    let devices = device_status::suspended(record, reason, message, &written, Timestamp::now());
+    let devices = device_status::alone(record, reason, message, &written, Timestamp::now());
     let claim = &record.claim;
     let patch = json!({
         "apiVersion": "resource.k8s.io/v1",
@@ -292,6 +298,49 @@ pub async fn write_suspended(
     });
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace);
     let params = PatchParams::apply(SUSPEND_MANAGER).force();
+    let patch = Patch::Apply(patch);
+    let patched = claims.patch_status(&claim.name, &params, &patch).await;
+    patched.map(drop)
+}
+
+/// Returns the reason of the condition `Idle` of a claim.
+#[must_use]
+pub fn idle(claim: &ResourceClaim) -> Option<ConditionReason> {
+    device_status::reason_of(&all_written(claim), ConditionType::Idle)
+}
+
+/// Writes the condition `Idle` of a claim: since when its share has used no GPU time, or that it uses the GPU.
+///
+/// # Errors
+/// When the API server does not confirm the write.
+pub async fn write_idle(
+    client: &Client,
+    record: &ClaimRecord,
+    since: Option<Timestamp>,
+) -> Result<(), kube::Error> {
+    // Without what was written before, so that the transition is the begin of the period.
+    let devices = match since {
+        Some(since) => {
+            let (reason, message) = (
+                ConditionReason::NoGpuTime,
+                "no program of the share has used GPU time since lastTransitionTime",
+            );
+            device_status::alone(record, reason, message, &Value::Null, since)
+        }
+        None => {
+            let (reason, message) = (ConditionReason::UsesGpu, "the share uses its GPU");
+            device_status::alone(record, reason, message, &Value::Null, Timestamp::now())
+        }
+    };
+    let claim = &record.claim;
+    let patch = json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid.as_str()},
+        "status": {"devices": devices},
+    });
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace);
+    let params = PatchParams::apply(IDLE_MANAGER).force();
     let patch = Patch::Apply(patch);
     let patched = claims.patch_status(&claim.name, &params, &patch).await;
     patched.map(drop)

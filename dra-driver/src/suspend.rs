@@ -54,6 +54,8 @@ pub struct Look {
     pub is_changing: bool,
     /// Whether the state of a process could not be read.
     pub is_unknown: bool,
+    /// Whether a program has called libcuda since the suspension began.
+    pub is_demanded: bool,
     /// Whether NVML shows no memory of the share.
     pub is_free: bool,
     /// Free memory of the GPU, bytes; `None` if NVML does not tell.
@@ -180,9 +182,9 @@ fn decide_running(seen: &Seen) -> Step {
         return answer(failure);
     }
     match seen.answer {
-        Some(ConditionReason::Resuming | ConditionReason::Suspended) => {
-            Step::Answer(ConditionReason::Resumed)
-        }
+        Some(
+            ConditionReason::Resuming | ConditionReason::Suspended | ConditionReason::Demanded,
+        ) => Step::Answer(ConditionReason::Resumed),
         _ => Step::Record(Suspension {
             phase: Phase::Suspending,
             processes: Vec::new(),
@@ -221,9 +223,12 @@ fn hold(seen: &Seen) -> Step {
     if let Some(step) = hold_processes(seen) {
         return step;
     }
-    match seen.answer {
-        Some(ConditionReason::Suspended) => Step::Done,
-        _ => Step::Answer(ConditionReason::Suspended),
+    // A demand stays one until the share is resumed.
+    match (seen.answer, seen.look.is_demanded) {
+        (Some(ConditionReason::Demanded), _) => Step::Done,
+        (Some(ConditionReason::Suspended), false) => Step::Done,
+        (_, true) => Step::Answer(ConditionReason::Demanded),
+        (_, false) => Step::Answer(ConditionReason::Suspended),
     }
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod hook;
 
 pub(crate) mod array;
 pub(crate) mod context;
+pub(crate) mod demand;
 pub(crate) mod driver_cache;
 pub(crate) mod ending_references;
 pub(crate) mod exported;

@@ -122,6 +122,42 @@ pub(crate) struct Device {
     pub(crate) primary: AtomicU64,
 }
 
+/// The word of the limits page of the process's only share that says whether it is suspended; null if there is none. The mapping is
+/// never removed, and a forked child inherits it.
+static SUSPENDED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+
+/// Lets [`show_demand`] follow the share of the process. A process with several shares is never suspended.
+fn follow_demand<'a>(mut shares: impl Iterator<Item = &'a Share>) {
+    let only = shares.next().filter(|_| shares.next().is_none());
+    let word = only.and_then(Share::suspended_word);
+    let word = word.map_or(ptr::null_mut(), |word| ptr::from_ref(word).cast_mut());
+    SUSPENDED.store(word, Ordering::Release);
+}
+
+/// Shows the node driver that a program wants its suspended share to be resumed. Precedes each call that libcuda may block.
+///
+/// A call that reads the word just before the share is suspended, and reaches libcuda after that, is blocked without a demand; the
+/// next call of any thread has one.
+#[inline(always)]
+pub(crate) fn show_demand() {
+    let word = SUSPENDED.load(Ordering::Relaxed);
+    // SAFETY: null, or a word of a page that stays mapped.
+    let Some(word) = (unsafe { word.as_ref() }) else {
+        return;
+    };
+    if word.load(Ordering::Relaxed) != 0 {
+        show_demand_now();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn show_demand_now() {
+    if let Some(process) = Process::get() {
+        process.shares().for_each(Share::demand_resume);
+    }
+}
+
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 
 impl Process {
@@ -160,6 +196,7 @@ impl Process {
         }
         let source = discovery::find_shares(&self.shares, environment::run_directory)
             .unwrap_or_else(|| self.environment.read());
+        follow_demand(self.shares());
         self.source.store(source as u32, Ordering::Relaxed);
         self.phase.store(READY, Ordering::Release);
     }
@@ -193,6 +230,11 @@ impl Process {
             LimitsSource::Environment => self.environment.limits_cores(),
             LimitsSource::None | LimitsSource::InvalidEnvironment => false,
         }
+    }
+
+    /// Returns whether the share of the process may be suspended.
+    pub(crate) fn can_be_suspended(&self) -> bool {
+        self.shares().any(Share::can_be_suspended)
     }
 
     /// Returns the shares found so far.

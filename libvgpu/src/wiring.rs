@@ -49,6 +49,9 @@ macro_rules! hooks {
                     let Some(original) = ORIGINAL.get() else {
                         return Library::$library.missing_error();
                     };
+                    if const { shows_demand(Library::$library, Purpose::$purpose) } {
+                        show_demand();
+                    }
                     // SAFETY: the caller obeys the original's contract, which the body shares.
                     unsafe { $body(original, $($argument),*) }
                 }
@@ -74,8 +77,10 @@ macro_rules! hooks {
 mod bodies {
     pub(super) use super::lookup;
     pub(super) use crate::driver_api::functions::types::*;
+    pub(super) use crate::hooks::hook::{Purpose, shows_demand};
     pub(super) use crate::hooks::metering::{Legacy, PerThread};
     pub(super) use crate::hooks::*;
+    pub(super) use crate::process::show_demand;
 }
 
 /// The bodies that look up hooks.

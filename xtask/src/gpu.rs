@@ -22,6 +22,7 @@ mod report;
 mod rows;
 mod setup;
 mod spatial;
+mod suspend;
 mod tools;
 mod torch;
 mod verdicts;
@@ -60,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS")]
     mix_seconds: Option<f64>,
     /// Run only the parts with these names (loads, account, launches, entry-points, memory, events, compute, agent,
-    /// elastic, spatial, programs), and rows whose titles begin so.
+    /// elastic, spatial, suspend, programs), and rows whose titles begin so.
     #[arg(long, value_delimiter = ',', value_name = "PART|ROW")]
     only: Vec<String>,
     /// Another library to preload, for a column of its own in the rows of memory, shares and launches. It gets the variables
@@ -102,12 +103,14 @@ enum Part {
     Elastic,
     /// Two clients of MPS against two tenants that take turns.
     Spatial,
+    /// Trainings that are suspended and resumed.
+    Suspend,
     /// Programs of users: matrix products, PyTorch, static cudart, nvidia-smi, and NVIDIA's tools.
     Programs,
 }
 
 impl Part {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Loads,
         Self::Account,
         Self::Launches,
@@ -118,6 +121,7 @@ impl Part {
         Self::Agent,
         Self::Elastic,
         Self::Spatial,
+        Self::Suspend,
         Self::Programs,
     ];
 
@@ -133,6 +137,7 @@ impl Part {
             Self::Agent => "Two tenants with the node agent",
             Self::Elastic => "Memory that changes while programs run",
             Self::Spatial => "Spatial shares",
+            Self::Suspend => "Suspended shares",
             Self::Programs => "Programs",
         }
     }
@@ -155,6 +160,7 @@ impl Part {
             Self::Agent => agent::rows(setup, args.seconds, rows),
             Self::Elastic => elastic::rows(setup, rows),
             Self::Spatial => spatial::rows(setup, args.seconds, rows),
+            Self::Suspend => suspend::rows(setup, rows),
             Self::Programs => programs::rows(setup, rows),
         }
     }

@@ -95,10 +95,13 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         | ConditionReason::Refused => None,
         // The controller evicts instead, and says so; after a request by hand, the command does.
         ConditionReason::Suspended
+        | ConditionReason::Demanded
         | ConditionReason::Resuming
         | ConditionReason::Resumed
         | ConditionReason::SuspendRefused
         | ConditionReason::SuspendFailed => None,
+        // What a policy does with idle shares, events of their pods say.
+        ConditionReason::NoGpuTime | ConditionReason::UsesGpu => None,
         // Found by the taint of the device.
         ConditionReason::GpuFault
         | ConditionReason::GpuLost

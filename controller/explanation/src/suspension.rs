@@ -139,12 +139,13 @@ pub fn ends_at(claim: &ResourceClaim) -> Option<Timestamp> {
 /// Returns for what the share of a claim is suspended.
 #[must_use]
 pub fn cause(claim: &ResourceClaim) -> String {
-    match suspension::suspended_for(&claim.metadata) {
-        Some(pod) => format!("for {}", printable(pod)),
-        None if suspension::is_wished(&claim.metadata) => {
+    match suspension::cause(&claim.metadata) {
+        Some(suspension::Cause::Pod(pod)) => format!("for {}", printable(pod)),
+        Some(suspension::Cause::Wish) => {
             let annotation = names::SUSPEND_WISH_ANNOTATION;
             format!("as its annotation {annotation} requests")
         }
+        Some(suspension::Cause::Idleness) => "because it was idle".to_owned(),
         None => "until it has room on its GPU".to_owned(),
     }
 }
@@ -164,7 +165,7 @@ pub fn room(device: &str, lacking: &Rejection) -> String {
     format!("room on {device}: {what}")
 }
 
-/// Returns what a share that is suspended, or is to be, waits for; `None` if its programs run and nobody wishes otherwise. Without
+/// Returns what a share that is suspended, or is to be, waits for, or since when it is idle; `None` if its programs use their GPU. Without
 /// the devices of its node it is not known what must be free.
 #[must_use]
 pub fn state(cluster: &Cluster, claim: &ResourceClaim) -> Option<String> {
@@ -180,15 +181,23 @@ pub fn state(cluster: &Cluster, claim: &ResourceClaim) -> Option<String> {
         if answers.any(|answer| answer.status == "True" || suspension::is_resuming(answer)) {
             return Some("its share is being resumed".to_owned());
         }
-        return is_requested(claim).then(|| {
-            format!("its share is to be suspended {cause}; events of the pod say what prevents it")
-        });
+        if is_requested(claim) {
+            return Some(format!(
+                "its share is to be suspended {cause}; events of the pod say what prevents it"
+            ));
+        }
+        let idle = suspension::idle_since(claim);
+        return idle.map(|since| format!("its share has used no GPU time since {since}"));
     }
     let since = suspension::suspended_since(claim);
     let since = since.map(|since| format!(" since {since}"));
     let key = object_key(&claim.metadata);
     let end = if suspension::is_wished(&claim.metadata) {
         "`kubectl drava resume` ends that".to_owned()
+    } else if suspension::cause(&claim.metadata) == Some(suspension::Cause::Idleness)
+        && !suspension::is_demanded(claim)
+    {
+        "it is resumed when a program calls CUDA".to_owned()
     } else {
         match cluster.lacks_to_resume(&key) {
             Some((_, Rejection::Unpublished)) => {

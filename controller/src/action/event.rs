@@ -237,6 +237,18 @@ impl PendingEvent {
         Self::of_share(pod, EventReason::SuspensionRefused, message)
     }
 
+    /// The share of a pod is idle.
+    #[must_use]
+    pub fn share_idle(pod: ObjectReference, message: &str) -> Self {
+        Self::of_share(pod, EventReason::ShareIdle, message)
+    }
+
+    /// A pod was evicted because its share is idle, or cannot be.
+    #[must_use]
+    pub fn idle_evicted(pod: ObjectReference, message: &str) -> Self {
+        Self::of_share(pod, EventReason::IdleEvicted, message)
+    }
+
     fn of_share(regarding: ObjectReference, reason: EventReason, message: &str) -> Self {
         Self {
             regarding,

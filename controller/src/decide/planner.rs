@@ -144,7 +144,10 @@ impl Planner {
             Observation::Node(change) => self.node(change),
             Observation::TaintRule(change) => self.backlog.wake(self.world.taint_rule(change)),
             Observation::Quota(change) => self.quota(change),
-            Observation::Policy(change) => self.policy(change),
+            Observation::Policy(change) => {
+                self.policy(change);
+                self.commitments.suspensions.policy_changed(now);
+            }
             Observation::Leader(change) => self.leader(change),
             Observation::Namespace(change) => self.namespace(change),
             Observation::VolumeClaim(change) => self.world.volume_claim(change),
@@ -571,6 +574,7 @@ impl Planner {
         self.review_missing_claims(time.instant);
         self.decide_due(time, &mut actions);
         self.release_companions(time.instant, &mut actions);
+        self.decide_idle_shares(time, &mut actions);
         self.decide_suspensions(time, &mut actions);
         self.decide_companions(time, &mut actions);
         self.write_quota_statuses(time, &mut actions);

@@ -501,6 +501,7 @@ struct EvictionCounters {
     preemption: Evictions,
     incomplete_gang: Evictions,
     suspension: Evictions,
+    idle: Evictions,
 }
 
 impl EvictionCounters {
@@ -517,6 +518,7 @@ impl EvictionCounters {
             }
             EvictionCause::IncompleteGang(_) => &mut self.incomplete_gang,
             EvictionCause::SuspensionExpired(_) => &mut self.suspension,
+            EvictionCause::Idle(_) => &mut self.idle,
         };
         evictions.evicted += outcome.evicted.len() as u64;
         evictions.failed += u64::from(outcome.failure.is_some());
@@ -533,6 +535,7 @@ impl EvictionCounters {
             ("preemption", self.preemption),
             ("incomplete-gang", self.incomplete_gang),
             ("suspension", self.suspension),
+            ("idle", self.idle),
         ];
         let evicted = causes.map(|(cause, evictions)| ([cause], evictions.evicted as f64));
         table::EVICTIONS.encode(encoder, evicted)?;

@@ -10,7 +10,7 @@ pub mod tracked_share;
 pub mod usage_region;
 
 /// Returns `CLOCK_MONOTONIC` in microseconds, the clock of pages and regions.
-pub(super) fn now_us() -> u64 {
+pub(crate) fn now_us() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
     seconds.unwrap_or(0) * 1_000_000 + nanos.unwrap_or(0) / 1_000

@@ -6,6 +6,7 @@ pub mod burst;
 pub mod contention;
 pub mod control;
 pub mod detection;
+pub mod idle;
 pub mod occupancy;
 pub mod priority;
 pub mod rate_limiter;

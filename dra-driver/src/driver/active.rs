@@ -12,7 +12,7 @@ use drava_nvml::GpuUuid;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{cgroup_limits, companions, mps, suspend, until};
+use super::{cgroup_limits, companions, idle, mps, suspend, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
 use crate::gpu_health::record::RecordFile;
@@ -144,6 +144,7 @@ impl Active {
             reconcile_request,
             stop.clone(),
         );
+        let idle = idle::run(Arc::clone(&claims), agent.metrics.subscribe(), stop.clone());
         let violations = metrics.violations.clone();
         let agent = run_agent(agent, Arc::clone(&claims), violations, stop.clone());
         tokio::join!(
@@ -156,6 +157,7 @@ impl Active {
             cgroup_limits,
             mps,
             suspend,
+            idle,
             monitor,
             gpu_health,
             health_report,

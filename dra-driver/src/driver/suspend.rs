@@ -23,9 +23,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::labelled::{self, Follower};
+use crate::agent::node::usage_region::ReadBuffer;
 use crate::gpus::inventory::{Node, State};
 use crate::kubelet::claims::{ClaimService, blocking};
-use crate::node::claim::ClaimUid;
+use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::limits_page::Page;
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordError};
@@ -38,6 +39,9 @@ use crate::suspend::{Look, Refusals, Seen, Step, decide};
 
 /// Time from the first to the second review of a claim that waits for something. It doubles with each further one.
 const POLL: Duration = Duration::from_millis(250);
+
+/// Time between two looks at whether a suspended share is demanded.
+const DEMAND_POLL: Duration = Duration::from_millis(40);
 
 /// Longest time between two such reviews.
 const MAX_POLL: Duration = Duration::from_secs(10);
@@ -84,6 +88,7 @@ struct Task<E> {
     are_records_read: bool,
     /// Why the records could not be read.
     error: Option<String>,
+    buffer: ReadBuffer,
 }
 
 /// What is known of a claim from one review to the next.
@@ -100,6 +105,8 @@ struct Followed {
     rest: Duration,
     /// What the last review failed or waited for.
     note: Option<String>,
+    /// Its share, while it is suspended and not demanded.
+    undemanded: Option<ShareId>,
 }
 
 /// A suspension that failed.
@@ -131,6 +138,7 @@ impl Followed {
             refusals: Refusals::default(),
             rest: FIRST_REST,
             note: None,
+            undemanded: None,
         }
     }
 
@@ -224,6 +232,7 @@ impl<E: Effects> Follower for Task<E> {
             }
         }
         let mut ended = Vec::new();
+        self.expedite_demanded(&mut followed);
         for (uid, claim) in &mut followed {
             if claim.due > Instant::now() {
                 continue;
@@ -246,6 +255,9 @@ impl<E: Effects> Follower for Task<E> {
         }
         followed.retain(|uid, _| !ended.contains(uid));
         let due = followed.values().map(|claim| claim.due).min();
+        let polls = followed.values().any(|claim| claim.undemanded.is_some());
+        let poll = polls.then(|| Instant::now() + DEMAND_POLL);
+        let due = due.into_iter().chain(poll).min();
         self.followed = Some(followed);
         due
     }
@@ -261,6 +273,19 @@ impl<E: Effects> Task<E> {
             followed: None,
             are_records_read: false,
             error: None,
+            buffer: ReadBuffer::default(),
+        }
+    }
+
+    /// Makes the reviews of claims due whose suspended shares are demanded. Reads files in memory.
+    fn expedite_demanded(&mut self, followed: &mut BTreeMap<ClaimUid, Followed>) {
+        for (uid, claim) in followed {
+            if let Some(share) = &claim.undemanded
+                && self.node.is_demanded(uid, share, &mut self.buffer)
+            {
+                claim.undemanded = None;
+                claim.due = Instant::now();
+            }
         }
     }
 
@@ -305,6 +330,7 @@ impl<E: Effects> Task<E> {
 
     /// Takes the steps of a claim until something must be waited for.
     async fn review_claim(&self, uid: &ClaimUid, followed: &mut Followed) -> Result<Left, String> {
+        followed.undemanded = None;
         for _ in 0..MAX_STEPS {
             let Some(record) = self.load(uid).await? else {
                 return Ok(Left::Nothing);
@@ -374,7 +400,12 @@ impl<E: Effects> Task<E> {
                 followed.waits_since = None;
             }
             match step {
-                Step::Done if is_wanted => return Ok(Left::Kept),
+                Step::Done if is_wanted => {
+                    let is_undemanded = seen.answer == Some(ConditionReason::Suspended);
+                    let share = share.filter(|_| is_undemanded);
+                    followed.undemanded = share.map(|(_, share)| share.id.clone());
+                    return Ok(Left::Kept);
+                }
                 Step::Done => return Ok(Left::Nothing),
                 Step::Wait(what) => {
                     let waits_since = *followed.waits_since.get_or_insert(now);
@@ -630,12 +661,16 @@ fn message(
     failure: Option<&str>,
 ) -> String {
     match (reason, recorded) {
-        (ConditionReason::Suspended, Some(recorded)) => {
+        (ConditionReason::Suspended | ConditionReason::Demanded, Some(recorded)) => {
+            let waits = match reason {
+                ConditionReason::Demanded => "a program has called CUDA since, and waits",
+                _ => "new processes wait",
+            };
             let (mib, count) = (recorded.bytes >> 20, recorded.processes.len());
             // Without the decimals of `f64`.
             let (seconds, tenths) = (recorded.millis / 1000, recorded.millis % 1000 / 100);
             format!(
-                "{mib} MiB of {count} processes went to host memory within {seconds}.{tenths} s; new processes wait"
+                "{mib} MiB of {count} processes went to host memory within {seconds}.{tenths} s; {waits}"
             )
         }
         (ConditionReason::Resuming, _) => {

@@ -94,8 +94,14 @@ impl Page {
     /// Returns whether processes that are not yet on the GPU wait.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
+        self.suspension() != 0
+    }
+
+    /// Returns the word that identifies the suspension of the share; 0 if it is not suspended.
+    #[must_use]
+    pub fn suspension(&self) -> u64 {
         let word = self.content[page::SUSPENDED_OFFSET..].first_chunk();
-        word.is_some_and(|word| u64::from_le_bytes(*word) != 0)
+        word.map_or(0, |word| u64::from_le_bytes(*word))
     }
 
     /// Writes a word that only the agent writes, if it changes.

@@ -57,6 +57,7 @@ pub(super) fn page(
                 MemoryPolicy::Spill => abi::MemoryPolicy::Spill,
             },
             broken_region: abi::BrokenRegion::Closed,
+            can_suspend: share.can_suspend,
             rate_us_per_s: None,
         },
     }

@@ -400,6 +400,7 @@ fn share(
         limit_bytes,
         bursts_idle: limit_bytes.is_some() && settings.memory_burst == MemoryBurst::Idle,
         lends_idle: settings.lends_idle(),
+        can_suspend: settings.allows_suspend(),
         cores,
         slots,
         compute_policy: settings.compute_policy,

@@ -316,6 +316,7 @@ pub(crate) mod fixture {
             limit_bytes: None,
             bursts_idle: false,
             lends_idle: false,
+            can_suspend: false,
             id: ShareId::parse(&uid).unwrap(),
             memory_bytes: amounts.memory_bytes,
             cores: amounts.cores,

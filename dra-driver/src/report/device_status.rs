@@ -175,9 +175,8 @@ pub(super) fn granted(
     companion.additions.iter().map(entry).collect()
 }
 
-/// Returns the entries of `status.devices` with the condition `Suspended` alone, which another manager owns than the rest; see
-/// [`statuses`].
-pub(super) fn suspended(
+/// Returns the entries of `status.devices` with one condition alone, which another manager owns than the rest; see [`statuses`].
+pub(super) fn alone(
     record: &ClaimRecord,
     reason: ConditionReason,
     message: &str,

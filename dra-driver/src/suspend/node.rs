@@ -10,7 +10,7 @@ use super::checkpoint::{Action, CheckpointError, Checkpointer};
 use super::{Look, SeenProcess};
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
-use crate::node::claim::ClaimUid;
+use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::limits_page::Page;
 use crate::node::mounts::{ClaimsMount, MountedShare};
@@ -57,10 +57,15 @@ impl SuspendNode {
     ) -> Result<Look, String> {
         // Before the region: see `SUSPENDED_OFFSET`.
         let page = Page::open(&self.layout.limits(claim, &share.id));
-        let page_waits = page.map_err(|error| error.to_string())?.is_suspended();
+        let suspension = page.map_err(|error| error.to_string())?.suspension();
+        let page_waits = suspension != 0;
         // Without a readable region, libvgpu lets no process onto the GPU.
         let region = UsageRegion::open(&self.layout.usage(claim, &share.id));
-        let slots = region.view(&mut ReadBuffer::default());
+        let mut buffer = ReadBuffer::default();
+        let header = region.header(&mut buffer);
+        let is_demanded =
+            page_waits && header.is_ok_and(|header| header.share.demanded == suspension);
+        let slots = region.view(&mut buffer);
         let slots = slots.map(|view| view.processes).unwrap_or_default();
         let claims = ClaimsMount::locate(&self.layout.claims());
         // Otherwise no process would be attributed to the share, as if all had ended.
@@ -93,6 +98,7 @@ impl SuspendNode {
         };
         let mut look = Look {
             page_waits,
+            is_demanded,
             is_free: true,
             free_bytes: memory.and_then(|memory| match memory {
                 Memory::Dedicated {
@@ -172,6 +178,16 @@ impl SuspendNode {
             }
         }
         Ok(look)
+    }
+
+    /// Returns whether a program of a suspended share has called libcuda. Cheap: two files are read.
+    #[must_use]
+    pub fn is_demanded(&self, claim: &ClaimUid, share: &ShareId, buffer: &mut ReadBuffer) -> bool {
+        let page = Page::open(&self.layout.limits(claim, share));
+        let suspension = page.map_or(0, |page| page.suspension());
+        let region = UsageRegion::open(&self.layout.usage(claim, share));
+        let header = region.header(buffer);
+        suspension != 0 && header.is_ok_and(|header| header.share.demanded == suspension)
     }
 
     /// Returns the processes that were started at these times, of all containers and the node.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use drava_api::config::Priority;
-use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProcess};
 use drava_dra_driver::agent::{Agent, Config, Finding, FindingKind};
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::node::mounts::MountedShare;
@@ -694,6 +694,7 @@ impl SteppedAgent {
                 is_complete: true,
                 ending: self.ending.clone(),
                 processes: Some(self.processes.clone()),
+                busy: BusyProcesses::NotRead,
             };
             if self.is_observed {
                 let found = self.agent.scan(self.now_us, &observation);

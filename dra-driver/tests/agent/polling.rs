@@ -1,6 +1,6 @@
 //! How often the agent reads regions, counted in virtual time.
 
-use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProcess};
 use drava_dra_driver::node::process::ProcessInfo;
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits};
@@ -217,6 +217,7 @@ fn detects_process_that_bypasses_region_of_idle_share() {
         is_complete: true,
         ending: Vec::new(),
         processes: Some(vec![escapes]),
+        busy: BusyProcesses::NotRead,
     };
     let mut found = Vec::new();
     for _ in 0..2 {
@@ -246,6 +247,7 @@ fn detects_damaged_region_of_idle_share_within_3_s() {
             is_complete: true,
             ending: Vec::new(),
             processes: Some(Vec::new()),
+            busy: BusyProcesses::NotRead,
         };
         found.extend(agent.agent.scan(agent.now_us, &observation));
         if !found.is_empty() {

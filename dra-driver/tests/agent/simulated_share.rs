@@ -228,6 +228,7 @@ impl SimulatedShare {
             admission_timeouts: 0,
             busy_until_us: 0,
             memory_demand_us: 0,
+            demanded: 0,
         };
         RegionHeader {
             share,

@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use drava_api::condition::ConditionReason;
+use drava_dra_driver::agent::node::usage_region::ReadBuffer;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
 use drava_dra_driver::suspend::checkpoint::{Action, CheckpointError, Checkpointer, ProcessState};
@@ -51,7 +52,11 @@ impl Fixture {
     }
 
     fn on(node: TestNode) -> Self {
-        node.prepare(CLAIM, &Limits::memory(4 * GIB));
+        let limits = Limits {
+            can_suspend: true,
+            ..Limits::memory(4 * GIB)
+        };
+        node.prepare(CLAIM, &limits);
         let config = node.config();
         let program = PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver"));
         Self {
@@ -266,7 +271,7 @@ fn other_share_uses_the_memory_of_suspended_processes_that_go_on_later() {
     assert!(used > 2 * GIB);
     fixture.suspend();
     assert_eq!(fixture.used_bytes(), 0);
-    assert_eq!(fixture.node.word(CLAIM, SUSPENDED_OFFSET), 1);
+    assert_ne!(fixture.node.word(CLAIM, SUSPENDED_OFFSET), 0);
     let recorded = fixture.share().suspension.unwrap();
     assert_eq!((recorded.processes.len(), recorded.bytes), (2, used));
     // It stands still.
@@ -325,6 +330,31 @@ fn process_that_cannot_be_locked_unlocks_the_other() {
 }
 
 #[test]
+fn first_call_of_suspended_process_demands_its_resume() {
+    let mut fixture = Fixture::new();
+    let mut tenant = fixture.tenant();
+    let uid = gpu_node::claim_uid(CLAIM).unwrap();
+    for _ in 0..2 {
+        fixture.suspend();
+        let id = fixture.share().id;
+        let is_demanded = |fixture: &Fixture| {
+            let suspend = &fixture.suspend;
+            suspend.is_demanded(&uid, &id, &mut ReadBuffer::default())
+        };
+        assert!(!is_demanded(&fixture), "an earlier demand is over");
+        assert_eq!(fixture.step(), Step::Done);
+        tenant.send("once 1000").unwrap();
+        eventually("the demand", || is_demanded(&fixture).then_some(()));
+        assert_eq!(fixture.step(), Step::Answer(ConditionReason::Demanded));
+        assert_eq!(fixture.step(), Step::Done);
+        assert_eq!(fixture.used_bytes(), 0, "it waits for the controller");
+        fixture.resume();
+        assert!(tenant.receive().unwrap().starts_with("0 "));
+        assert!(!is_demanded(&fixture));
+    }
+}
+
+#[test]
 fn new_process_waits_until_its_share_is_resumed() {
     let mut fixture = Fixture::new();
     // Without processes there is nothing to move.
@@ -340,6 +370,8 @@ fn new_process_waits_until_its_share_is_resumed() {
     eventually("the end of the killed process", || {
         killed.has_ended().then_some(())
     });
+    // It waits for the GPU, which is a demand.
+    assert_eq!(fixture.step(), Step::Answer(ConditionReason::Demanded));
     assert_eq!(fixture.step(), Step::Done);
     fixture.resume();
     eventually("the end of the newcomer", || {

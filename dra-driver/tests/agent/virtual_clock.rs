@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use drava_dra_driver::agent::Agent;
-use drava_dra_driver::agent::node::nvml_observer::{Observation, ObservedProcess};
+use drava_dra_driver::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProcess};
 use drava_dra_driver::node::process::ProcessInfo;
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::ledger::Owner;
@@ -89,6 +89,7 @@ impl VirtualClockAgent {
                         is_complete: true,
                         ending: Vec::new(),
                         processes: Some(on_gpu.map(|(_, listed)| listed.clone()).collect()),
+                        busy: BusyProcesses::NotRead,
                     };
                     assert_eq!(self.agent.scan(self.now_us, &observation), []);
                 }

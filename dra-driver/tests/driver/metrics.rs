@@ -79,6 +79,7 @@ fn snapshot() -> Snapshot {
         guaranteed_percent: 30,
         gpu_time_us: 1_500_000,
         throttled_us: 250_000,
+        idle_since_us: None,
         utilization_percent: 25,
         figures,
     }];

@@ -40,6 +40,9 @@ pub struct Limits {
     pub memory_policy: MemoryPolicy,
     /// Behavior of the hooks if the usage region is unusable.
     pub broken_region: BrokenRegion,
+    /// Whether the share may be suspended. If not, no call of a program passes through libvgpu only to show a demand, see
+    /// [`crate::page::SUSPENDED_OFFSET`].
+    pub can_suspend: bool,
     /// Microseconds of GPU time per second that the node agent grants; `None` until the agent sets a rate, then the
     /// guarantee in `cores` applies.
     pub rate_us_per_s: Option<u32>,
@@ -60,6 +63,7 @@ impl Limits {
             priority: Priority::DEFAULT,
             memory_policy: MemoryPolicy::Hard,
             broken_region: BrokenRegion::Closed,
+            can_suspend: false,
             rate_us_per_s: None,
         }
     }

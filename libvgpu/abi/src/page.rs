@@ -9,7 +9,7 @@
 //!   64  identity: claim UID, share ID, device UUID, checksum
 //!  216  notify: whether the share notifies the agent when it starts to use the GPU
 //!  224  lent: whether other shares use the share's time, so that it notifies the agent when it resumes
-//!  232  suspended: whether processes that are not yet on the GPU wait
+//!  232  suspended: which suspension processes that are not yet on the GPU wait for
 //!  256  record 0 ┐ 128 bytes each: generation, the limits, flags, checksum
 //!  384  record 1 ┘
 //! ```
@@ -59,6 +59,7 @@ const CHECKSUM_SIZE: usize = 8;
 
 const FLAG_FAIL_OPEN: u32 = 1 << 1;
 const FLAG_SPILL: u32 = 1 << 2;
+const FLAG_SUSPEND: u32 = 1 << 3;
 
 const NO_LIMIT: u64 = u64::MAX;
 const NO_RATE: u64 = u64::MAX;
@@ -276,6 +277,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         priority,
         memory_policy,
         broken_region,
+        can_suspend,
         rate_us_per_s,
     } = *limits;
     let mut flags = match broken_region {
@@ -286,6 +288,7 @@ fn encode_record(generation: u64, limits: &Limits) -> [u8; RECORD_SIZE] {
         MemoryPolicy::Hard => 0,
         MemoryPolicy::Spill => FLAG_SPILL,
     };
+    flags |= if can_suspend { FLAG_SUSPEND } else { 0 };
     let policy: u32 = match compute_policy {
         ComputePolicy::None => 0,
         ComputePolicy::Balance => 1,
@@ -357,6 +360,7 @@ fn decode_limits(record: &[u8; RECORD_SIZE]) -> Result<Limits, PageError> {
         } else {
             MemoryPolicy::Spill
         },
+        can_suspend: flags & FLAG_SUSPEND != 0,
         broken_region: if flags & FLAG_FAIL_OPEN == 0 {
             BrokenRegion::Closed
         } else {

@@ -110,7 +110,10 @@ pub struct Header<A = AtomicU64> {
     /// When a process last waited for memory of the limit that other shares use, microseconds of `CLOCK_MONOTONIC`; 0 is never.
     /// Written before the wait, and again during it. See [`crate::Limits::lent_bytes`].
     pub memory_demand_us: A,
-    reserved_3: [u64; 10],
+    /// The word at [`crate::page::SUSPENDED_OFFSET`] when a process last called libcuda while it was not 0: a demand to resume the
+    /// share, if the page still has that word.
+    pub demanded: A,
+    reserved_3: [u64; 9],
 }
 
 /// A slot: counters of one process.
@@ -175,6 +178,7 @@ const _: () = {
     assert!(offset_of!(Header, admission_timeouts) == 408);
     assert!(offset_of!(Header, busy_until_us) == 416);
     assert!(offset_of!(Header, memory_demand_us) == 424);
+    assert!(offset_of!(Header, demanded) == 432);
     assert!(offset_of!(Slot, state) == 0);
     assert!(offset_of!(Slot, pid) == 8);
     assert!(offset_of!(Slot, start_time) == 16);
@@ -214,7 +218,8 @@ impl<A> Header<A> {
             admission_timeouts: zero(),
             busy_until_us: zero(),
             memory_demand_us: zero(),
-            reserved_3: [0; 10],
+            demanded: zero(),
+            reserved_3: [0; 9],
         }
     }
 }

@@ -62,6 +62,8 @@ pub struct ShareUsage {
     pub busy_until_us: u64,
     /// When a process last waited for memory of the limit that other shares use, microseconds of `CLOCK_MONOTONIC`; 0 is never.
     pub memory_demand_us: u64,
+    /// The suspension that a process demands to end, as in the limits page; 0 is none.
+    pub demanded: u64,
 }
 
 /// Counters of a process, read at about one moment.
@@ -134,6 +136,7 @@ impl<'a> Snapshot<'a> {
             admission_timeouts: word(self.bytes, 408),
             busy_until_us: word(self.bytes, 416),
             memory_demand_us: word(self.bytes, 424),
+            demanded: word(self.bytes, 432),
         }
     }
 

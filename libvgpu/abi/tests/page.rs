@@ -28,6 +28,7 @@ fn spec() -> LimitsSpec {
             priority: Priority::new(-2).unwrap(),
             memory_policy: MemoryPolicy::Spill,
             broken_region: BrokenRegion::Open,
+            can_suspend: false,
             rate_us_per_s: Some(300_000),
         },
     }
@@ -94,7 +95,7 @@ fn places_other_share_words_at_golden_offsets() {
             window(200),
             notify(true),
             lent(true),
-            suspended(true),
+            suspended(7),
         ],
     );
     assert_eq!(page[48..56], [8, 7, 6, 5, 4, 3, 2, 1]);
@@ -113,7 +114,7 @@ fn places_other_share_words_at_golden_offsets() {
             window(0),
             notify(false),
             lent(false),
-            suspended(false),
+            suspended(0),
         ],
     );
     assert_eq!(page, before);
@@ -234,7 +235,7 @@ fn limits() -> impl Strategy<Value = Limits> {
         0..=100u32,
         policies,
         -100..=100i32,
-        any::<(bool, bool)>(),
+        any::<(bool, bool, bool)>(),
         any::<Option<u32>>(),
     )
         .prop_map(
@@ -244,7 +245,7 @@ fn limits() -> impl Strategy<Value = Limits> {
                 cores,
                 compute_policy,
                 priority,
-                (spill, open),
+                (spill, open, can_suspend),
                 rate,
             )| {
                 Limits {
@@ -266,6 +267,7 @@ fn limits() -> impl Strategy<Value = Limits> {
                     } else {
                         BrokenRegion::Closed
                     },
+                    can_suspend,
                     rate_us_per_s: rate,
                 }
             },

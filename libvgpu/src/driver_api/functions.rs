@@ -12,10 +12,10 @@ use core::ffi::CStr;
 macro_rules! for_each_hook {
     ($expand:ident) => { $expand! {
     // Lookup of functions.
-    Any Cuda cuInit(flags: c_uint) = c"cuInit" 2000 => lookup::init;
-    Any Cuda cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
+    Lookup Cuda cuInit(flags: c_uint) = c"cuInit" 2000 => lookup::init;
+    Lookup Cuda cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64)
         = c"cuGetProcAddress" 11030 => lookup::get_proc_address;
-    Any Cuda cuGetProcAddress_v2(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
+    Lookup Cuda cuGetProcAddress_v2(symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
         = c"cuGetProcAddress" 12000 => lookup::get_proc_address_v2;
 
     // Memory information.
@@ -375,6 +375,51 @@ macro_rules! for_each_hook {
     Compute Cuda cuMemcpy3DBatchAsync_v2(count: usize, copies: *mut c_void, flags: u64, stream: CUstream) = c"cuMemcpy3DBatchAsync" 13000 => transfer::volumes_v2::<Legacy>;
     Compute Cuda cuMemcpy3DBatchAsync_v2_ptsz(count: usize, copies: *mut c_void, flags: u64, stream: CUstream)
         = c"cuMemcpy3DBatchAsync" 13000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => transfer::volumes_v2::<PerThread>;
+
+    // Copies between host and GPU, and waits: hooked for the demand of a suspended share only.
+    Demand Cuda cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) = c"cuMemcpyHtoD" 3020 => demand::three;
+    Demand Cuda cuMemcpyHtoD_v2_ptds(to: CUdeviceptr, from: *const c_void, bytes: usize)
+        = c"cuMemcpyHtoD" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::three;
+    Demand Cuda cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) = c"cuMemcpyDtoH" 3020 => demand::three;
+    Demand Cuda cuMemcpyDtoH_v2_ptds(to: *mut c_void, from: CUdeviceptr, bytes: usize)
+        = c"cuMemcpyDtoH" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::three;
+    Demand Cuda cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream) = c"cuMemcpyHtoDAsync" 3020 => demand::four;
+    Demand Cuda cuMemcpyHtoDAsync_v2_ptsz(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream)
+        = c"cuMemcpyHtoDAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::four;
+    Demand Cuda cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyDtoHAsync" 3020 => demand::four;
+    Demand Cuda cuMemcpyDtoHAsync_v2_ptsz(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream)
+        = c"cuMemcpyDtoHAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::four;
+    Demand Cuda cuMemcpyHtoA_v2(to: CUarray, offset: usize, from: *const c_void, bytes: usize) = c"cuMemcpyHtoA" 3020 => demand::four;
+    Demand Cuda cuMemcpyHtoA_v2_ptds(to: CUarray, offset: usize, from: *const c_void, bytes: usize)
+        = c"cuMemcpyHtoA" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::four;
+    Demand Cuda cuMemcpyAtoH_v2(to: *mut c_void, from: CUarray, offset: usize, bytes: usize) = c"cuMemcpyAtoH" 3020 => demand::four;
+    Demand Cuda cuMemcpyAtoH_v2_ptds(to: *mut c_void, from: CUarray, offset: usize, bytes: usize)
+        = c"cuMemcpyAtoH" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::four;
+    Demand Cuda cuMemcpyHtoAAsync_v2(to: CUarray, offset: usize, from: *const c_void, bytes: usize, stream: CUstream) = c"cuMemcpyHtoAAsync" 3020 => demand::five;
+    Demand Cuda cuMemcpyHtoAAsync_v2_ptsz(to: CUarray, offset: usize, from: *const c_void, bytes: usize, stream: CUstream)
+        = c"cuMemcpyHtoAAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::five;
+    Demand Cuda cuMemcpyAtoHAsync_v2(to: *mut c_void, from: CUarray, offset: usize, bytes: usize, stream: CUstream) = c"cuMemcpyAtoHAsync" 3020 => demand::five;
+    Demand Cuda cuMemcpyAtoHAsync_v2_ptsz(to: *mut c_void, from: CUarray, offset: usize, bytes: usize, stream: CUstream)
+        = c"cuMemcpyAtoHAsync" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::five;
+    Demand Cuda cuCtxSynchronize() = c"cuCtxSynchronize" 2000 => demand::none;
+    Demand Cuda cuCtxSynchronize_v2(context: CUcontext) = c"cuCtxSynchronize" 13000 => demand::one;
+    Demand Cuda cuStreamSynchronize(stream: CUstream) = c"cuStreamSynchronize" 2000 => demand::one;
+    Demand Cuda cuStreamSynchronize_ptsz(stream: CUstream)
+        = c"cuStreamSynchronize" 2000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::one;
+    Demand Cuda cuStreamQuery(stream: CUstream) = c"cuStreamQuery" 2000 => demand::one;
+    Demand Cuda cuStreamQuery_ptsz(stream: CUstream)
+        = c"cuStreamQuery" 2000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::one;
+    Demand Cuda cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) = c"cuStreamWaitEvent" 3020 => demand::three;
+    Demand Cuda cuStreamWaitEvent_ptsz(stream: CUstream, event: CUevent, flags: c_uint)
+        = c"cuStreamWaitEvent" 3020 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::three;
+    Demand Cuda cuEventRecord(event: CUevent, stream: CUstream) = c"cuEventRecord" 2000 => demand::two;
+    Demand Cuda cuEventRecord_ptsz(event: CUevent, stream: CUstream)
+        = c"cuEventRecord" 2000 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::two;
+    Demand Cuda cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: c_uint) = c"cuEventRecordWithFlags" 11010 => demand::three;
+    Demand Cuda cuEventRecordWithFlags_ptsz(event: CUevent, stream: CUstream, flags: c_uint)
+        = c"cuEventRecordWithFlags" 11010 + CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM => demand::three;
+    Demand Cuda cuEventSynchronize(event: CUevent) = c"cuEventSynchronize" 2000 => demand::one;
+    Demand Cuda cuEventQuery(event: CUevent) = c"cuEventQuery" 2000 => demand::one;
     } };
 }
 pub(crate) use for_each_hook;

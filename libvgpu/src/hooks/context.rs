@@ -23,6 +23,7 @@ use crate::hooks::memory::drop_linear;
 use crate::hooks::metering;
 use crate::hooks::{library, module, shared_memory};
 use crate::limits::gpu::Gpu;
+use crate::limits::share::Share;
 use crate::process::Process;
 use crate::system::sys;
 
@@ -65,6 +66,7 @@ pub(crate) fn charge_context(device: CUdevice) -> Result<ContextCharge, CUresult
         }
         release_context(gpu, bytes);
         while gpu.is_suspended() {
+            gpu.shares().for_each(Share::demand_resume);
             sys::sleep_us(SUSPENDED_NAP_US);
         }
     }

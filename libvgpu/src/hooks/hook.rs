@@ -8,12 +8,21 @@ use crate::process::Process;
 /// Purpose of a hook. A program gets the hook only if the process is limited in that respect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
+    /// Needed by every limit: the lookup of functions, which never blocks.
+    Lookup,
     /// Needed by every limit.
     Any,
     /// Memory.
     Memory,
     /// GPU time.
     Compute,
+    /// The demand to resume a suspended share, which all purposes but [`Self::Lookup`] have in addition.
+    Demand,
+}
+
+/// Returns whether a hook shows a demand before its call; see [`crate::process::show_demand`].
+pub(crate) const fn shows_demand(library: Library, purpose: Purpose) -> bool {
+    matches!(library, Library::Cuda) && !matches!(purpose, Purpose::Lookup)
 }
 
 /// One hook.
@@ -47,9 +56,10 @@ impl Hook {
             return true;
         };
         match self.purpose {
-            Purpose::Any => process.is_limited(),
+            Purpose::Lookup | Purpose::Any => process.is_limited(),
             Purpose::Memory => process.is_memory_limited(),
-            Purpose::Compute => process.is_metered(),
+            Purpose::Compute => process.is_metered() || process.can_be_suspended(),
+            Purpose::Demand => process.can_be_suspended(),
         }
     }
 }

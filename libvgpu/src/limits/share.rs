@@ -64,6 +64,7 @@ pub(crate) struct Share {
     lent_bytes: AtomicU64,
     fails_open: AtomicU32,
     spills: AtomicU32,
+    can_suspend: AtomicU32,
     /// Compute policy, guarantee and rate, see [`Share::set_limits`].
     compute: AtomicU64,
     /// The mapped region; null if it is unusable.
@@ -415,5 +416,7 @@ impl Share {
         self.compute.store(compute::pack(limits), Ordering::Relaxed);
         let open = limits.broken_region == BrokenRegion::Open;
         self.fails_open.store(u32::from(open), Ordering::Relaxed);
+        let can_suspend = u32::from(limits.can_suspend);
+        self.can_suspend.store(can_suspend, Ordering::Relaxed);
     }
 }

@@ -6,6 +6,7 @@
 //! | `counted` | allocates or frees memory of the share; hooked |
 //! | `metered` | uses GPU time, or affects when GPU time can be measured; hooked |
 //! | `virtualized` | reports the size of memory; hooked |
+//! | `blocking` | copies between host and GPU, or waits; hooked for the demand of a suspended share only |
 //! | `passed` | not hooked; uses neither GPU memory nor GPU time, or the note gives the reason |
 //! | `uncounted` | allocates memory that is not counted; the note gives the reason |
 //! | `unmetered` | uses GPU time that is not metered; the note gives the reason |
@@ -21,6 +22,7 @@ enum Class {
     Counted,
     Virtualized,
     Metered,
+    Blocking,
     Passed,
     Uncounted,
     Unmetered,
@@ -43,6 +45,7 @@ fn entry_points() -> BTreeMap<String, EntryPoint> {
                 "counted" => Class::Counted,
                 "virtualized" => Class::Virtualized,
                 "metered" => Class::Metered,
+                "blocking" => Class::Blocking,
                 "passed" => Class::Passed,
                 "uncounted" => Class::Uncounted,
                 "unmetered" => Class::Unmetered,
@@ -77,7 +80,11 @@ fn hooks_exactly_the_functions_classified_as_hooked() {
         .filter(|(_, entry)| {
             matches!(
                 entry.class,
-                Class::Lookup | Class::Counted | Class::Virtualized | Class::Metered
+                Class::Lookup
+                    | Class::Counted
+                    | Class::Virtualized
+                    | Class::Metered
+                    | Class::Blocking
             )
         })
         .map(|(name, _)| name)
@@ -151,6 +158,7 @@ fn hooks_or_justifies_suspicious_functions() {
             | Class::Counted
             | Class::Virtualized
             | Class::Metered
+            | Class::Blocking
             | Class::Passed => {}
         }
     }

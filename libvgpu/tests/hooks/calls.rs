@@ -1,7 +1,14 @@
 //! Calls of every hook, on a driver that rejects every call: each reaches the driver once, and returns its result.
 
+use std::fs::File;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::AtomicU64;
+
+use drava_vgpu_abi::page::suspended;
+use drava_vgpu_abi::region::Header;
 
 use crate::test_process::{Container, TestProcess};
 use crate::{compile_with, hooks_of, limited};
@@ -14,7 +21,7 @@ const NVML_NOT_SUPPORTED: &str = "3";
 /// A process of a container with limits of memory and GPU time, on a driver that counts calls.
 struct Calls {
     process: TestProcess,
-    _container: Container,
+    container: Container,
     _libraries: tempfile::TempDir,
 }
 
@@ -34,7 +41,7 @@ impl Calls {
         command.args(paths);
         Self {
             process: TestProcess::spawn(command),
-            _container: container,
+            container,
             _libraries: libraries,
         }
     }
@@ -98,6 +105,42 @@ fn every_hook_calls_driver_once_and_returns_its_result() {
         };
         if answer != expected {
             wrong.push(format!("{name}: {answer:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Functions that libcuda does not block while a process is suspended.
+const LOOKUPS: [&str; 3] = ["cuInit", "cuGetProcAddress", "cuGetProcAddress_v2"];
+
+#[test]
+fn every_call_of_suspended_share_is_a_demand() {
+    let mut calls = Calls::new();
+    let (page, region) = (
+        calls.container.page("share"),
+        calls.container.region("share"),
+    );
+    let open = |path| File::options().read(true).write(true).open(path).unwrap();
+    let demanded = offset_of!(Header<AtomicU64>, demanded) as u64;
+    calls.answer("cuMemFree_v2");
+    let (page, region) = (open(page), open(region));
+    let mut wrong = Vec::new();
+    let names = hooks_of("Cuda");
+    for (number, name) in (1u64..).zip(&names) {
+        for suspension in [0, number] {
+            let write = suspended(suspension);
+            page.write_all_at(write.bytes(), write.offset()).unwrap();
+            region.write_all_at(&[0; 8], demanded).unwrap();
+            calls.answer(name);
+            let mut found = [0; 8];
+            region.read_exact_at(&mut found, demanded).unwrap();
+            let expected = match LOOKUPS.contains(&name.as_str()) {
+                true => 0,
+                false => suspension,
+            };
+            if u64::from_le_bytes(found) != expected {
+                wrong.push(format!("{name}: {found:?} instead of {expected}"));
+            }
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -29,6 +29,7 @@ fn limited() -> Container {
     let limits = Limits {
         cores: Cores::new(50).unwrap(),
         compute_policy: ComputePolicy::Fixed,
+        can_suspend: true,
         ..Limits::memory(GIB)
     };
     container.add_share("share", GPUS[0], &limits);

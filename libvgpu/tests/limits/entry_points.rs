@@ -90,7 +90,8 @@ fn compute_hooks() -> Vec<String> {
         .collect()
 }
 
-/// In a spatial share, and in any share whose time is not metered, a launch does not pass through libvgpu.
+/// In a spatial share, and in any share whose time is not metered, a launch does not pass through libvgpu, unless it has to show that
+/// a suspended share is wanted back.
 #[test]
 fn returns_driver_function_for_launches_that_are_not_metered() {
     let hooks = compute_hooks();
@@ -105,10 +106,18 @@ fn returns_driver_function_for_launches_that_are_not_metered() {
     };
     container.add_share("share", GPUS[0], &limits);
     let mut metered = container.process();
+    let container = Container::new();
+    let limits = Limits {
+        can_suspend: true,
+        ..Limits::memory(GIB)
+    };
+    container.add_share("share", GPUS[0], &limits);
+    let mut suspendable = container.process();
     let ours = "0 libvgpu.so";
     for name in &hooks {
         let lookup = format!("lookup {name}");
         assert_eq!(metered.request(&lookup), ours, "{name}");
+        assert_eq!(suspendable.request(&lookup), ours, "{name}");
         let found = spatial.request(&lookup);
         assert!(found.contains("libcuda"), "{name}: {found}");
         // By name and version, as the CUDA runtime asks; functions for per-thread streams have a flag instead of a suffix.

@@ -26,6 +26,9 @@ pub(crate) struct Arguments {
     /// Time between two steps, in milliseconds.
     #[arg(long, default_value_t = 10)]
     step_ms: u64,
+    /// Take a step for each line of the input, as a notebook does for its cells, and end with it.
+    #[arg(long)]
+    cells: bool,
     /// A step that takes longer is reported as a pause, in milliseconds.
     #[arg(long, default_value_t = 300)]
     pause_ms: u64,
@@ -130,7 +133,11 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     let mut kernels = 1;
     let mut reported = Instant::now();
+    let mut cells = std::io::stdin().lines();
     loop {
+        if arguments.cells && cells.next().transpose()?.is_none() {
+            return Ok(());
+        }
         let (from_us, begun) = (now_us()?, Instant::now());
         let bytes = step(cuda, kernel)?;
         kernels += 1;
@@ -144,7 +151,7 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
             let at_us = now_us()?;
             print_line(&Event::Pause { from_us, at_us })?;
         }
-        if is_pause || reported.elapsed() > REPORT_INTERVAL {
+        if is_pause || arguments.cells || reported.elapsed() > REPORT_INTERVAL {
             reported = Instant::now();
             let wrong_blocks = known.wrong_blocks(cuda)?;
             print_line(&Event::Checked {
@@ -154,6 +161,8 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
                 wrong_blocks,
             })?;
         }
-        std::thread::sleep(Duration::from_millis(arguments.step_ms));
+        if !arguments.cells {
+            std::thread::sleep(Duration::from_millis(arguments.step_ms));
+        }
     }
 }

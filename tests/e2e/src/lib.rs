@@ -391,7 +391,8 @@ impl Namespace<'_> {
     }
 
     /// Returns kubectl's description of an object, for the error of a failed wait.
-    pub(crate) fn story(&self, object: &str) -> String {
+    #[must_use]
+    pub fn story(&self, object: &str) -> String {
         let pod = self
             .kubectl(&["describe", "pod", object])
             .unwrap_or_default();

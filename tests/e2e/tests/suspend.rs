@@ -189,6 +189,8 @@ fn notebook_of_the_example_is_suspended_for_urgent_pod() -> Result<()> {
     let tenant = cluster.namespace("notebooks")?;
     tenant.example("suspend")?;
     let before = tenant.wait_for_pods(NOTEBOOKS, 2)?;
+    let _policy = cluster.deletes("gpupolicy", "drava-example-idle");
+    tenant.example_file("suspend", "idle")?;
     tenant.example_file("suspend", "urgent")?;
     tenant.running("urgent")?;
     ensure!(

@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 const COMPARED_VARIABLE: &str = "DRAVA_E2E_COMPARED";
 /// Rounds with a kill.
 const ROUNDS_VARIABLE: &str = "DRAVA_E2E_ROUNDS";
+/// Idle periods of a notebook.
+const IDLE_VARIABLE: &str = "DRAVA_E2E_IDLE";
 /// Seed of the order of victims and times.
 const SEED_VARIABLE: &str = "DRAVA_E2E_SEED";
 
@@ -169,6 +171,8 @@ fn preempting_pod_starts_after_suspension_and_after_eviction() -> Result<()> {
 struct Change {
     at_us: u64,
     is_suspended: bool,
+    /// Whether a program has called CUDA since.
+    is_demanded: bool,
 }
 
 /// Watches a claim's condition `Suspended`. Ends with the value.
@@ -196,14 +200,19 @@ impl SuspensionWatch {
                     return;
                 };
                 let conditions = claim["status"]["devices"][0]["conditions"].as_array();
-                let is_suspended = conditions.into_iter().flatten().any(|condition| {
-                    condition["type"] == "Suspended" && condition["status"] == "True"
-                });
+                let mut conditions = conditions.into_iter().flatten();
+                let answer = conditions.find(|condition| condition["type"] == "Suspended");
+                let is_suspended = answer.is_some_and(|answer| answer["status"] == "True");
+                let is_demanded = answer.is_some_and(|answer| answer["reason"] == "Demanded");
                 let mut changes = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                if changes.last().map(|last| last.is_suspended) != Some(is_suspended) {
+                let last = changes.last();
+                if last.map(|last| (last.is_suspended, last.is_demanded))
+                    != Some((is_suspended, is_demanded))
+                {
                     changes.push(Change {
                         at_us,
                         is_suspended,
+                        is_demanded,
                     });
                 }
             }
@@ -252,6 +261,7 @@ fn names_locked_parts_of_pause() {
     let change = |at_us, is_suspended| Change {
         at_us,
         is_suspended,
+        is_demanded: false,
     };
     let changes = [
         change(0, false),
@@ -530,5 +540,113 @@ fn bytes_survive_suspension_while_programs_are_killed() -> Result<()> {
         wrong_restarts == 0,
         "{wrong_restarts} rounds with wrong restarts"
     );
+    Ok(())
+}
+
+/// A program that takes a step for each line of `/tmp/cells`, as a notebook.
+const NOTEBOOK: &str = "--mib 64 --unwritten-mib 48000 --cells --pause-ms 0";
+
+/// Executes a cell of the notebook. Returns when its first call began, and when its result was there, µs.
+fn execute_cell(tenant: &Namespace<'_>, since: u64) -> Result<(u64, u64)> {
+    let cell = tenant.exec("notebook", "app", &["sh", "-c", "echo cell > /tmp/cells"])?;
+    ensure!(cell.code == 0, "{cell:?}");
+    wait("the cell has ended", || {
+        let log = tenant.training_log("notebook");
+        let pause = log.after("pause", since).next();
+        Ok(pause.and_then(|pause| Some((pause["fromUs"].as_u64()?, pause["atUs"].as_u64()?))))
+    })
+    .with_context(|| tenant.story("notebook"))
+}
+
+fn idle_policy(tenant: &Namespace<'_>) -> String {
+    format!(
+        "{{apiVersion: gpu.drava.dev/v1alpha1, kind: GpuPolicy, metadata: {{name: {0}}}, spec: {{namespaceSelector: {{matchLabels: \
+         {{kubernetes.io/metadata.name: {0}}}}}, idle: {{after: 1m, action: suspend}}}}}}",
+        tenant.name()
+    )
+}
+
+#[test]
+fn idle_notebook_gives_its_gpu_and_gets_it_at_the_next_cell() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("suspend-idle")?;
+    cluster.drava_ready()?;
+    let notebook = Training {
+        name: "notebook",
+        exactly: REQUEST,
+        config: SUSPENDABLE,
+        fields: "",
+        args: NOTEBOOK,
+    };
+    let other = Training {
+        name: "other",
+        exactly: REQUEST,
+        config: "",
+        fields: "",
+        args: ARGS,
+    };
+    let reading = "mkfifo /tmp/cells; exec 0<>/tmp/cells; exec cuda-probe train";
+    let pod = notebook.pod().replace("exec cuda-probe train", reading);
+    let _policy = cluster.deletes("gpupolicy", "e2e-suspend-idle");
+    tenant.apply(&idle_policy(&tenant))?;
+    tenant.apply(&format!(
+        "{}---\n{pod}---\n{}",
+        notebook.template(),
+        other.template()
+    ))?;
+    tenant.training_started("notebook", 0)?;
+    let claim = tenant.claim_of("notebook")?;
+    let watch = SuspensionWatch::start(&cluster, &tenant, &claim)?;
+    let is_suspended = || watch.changes().last().is_some_and(|last| last.is_suspended);
+    let (mut seen_us, mut back_us) = (Vec::new(), Vec::new());
+    for _ in 0..option(IDLE_VARIABLE, 1)? {
+        // It is reported after a minute, and later if it often pauses.
+        for _ in 0..3 {
+            let waited = wait("the idle share is suspended", || {
+                Ok(is_suspended().then_some(()))
+            });
+            if waited.is_ok() {
+                break;
+            }
+        }
+        ensure!(is_suspended(), "{}", tenant.story("notebook"));
+        let why = tenant.event("notebook", "ShareIdle")?;
+        ensure!(why.contains("until a program calls CUDA"), "{why}");
+        // Another pod uses its memory, and ends.
+        let before = now_us()?;
+        tenant.apply(&other.pod())?;
+        tenant.training_started("other", before)?;
+        tenant.has_same_bytes("other", before)?;
+        cluster.check_allocations()?;
+        tenant.delete_pods(&["other"])?;
+        let explained = cluster.drava(&["-n", tenant.name(), "explain", "pod", "notebook"])?;
+        let explained = explained.success()?;
+        ensure!(
+            explained.contains("it is resumed when a program calls CUDA"),
+            "{explained}"
+        );
+        ensure!(
+            is_suspended(),
+            "room alone resumes it: {:?}",
+            watch.changes()
+        );
+        let begun = now_us()?;
+        let (called, back) = execute_cell(&tenant, begun)?;
+        tenant.has_same_bytes("notebook", begun)?;
+        let changes = watch.changes();
+        let mut demands = changes.iter().filter(|change| change.at_us >= begun);
+        let demand = demands.find(|change| change.is_demanded);
+        let demand = demand.with_context(|| format!("no demand: {changes:?}"))?;
+        seen_us.push(demand.at_us.saturating_sub(called));
+        back_us.push(back.saturating_sub(called));
+        cluster.check_allocations()?;
+    }
+    let notebook = tenant.find("pod", "notebook")?.context("the pod is gone")?;
+    ensure!(restarts(&notebook) == 0, "restarted: {notebook}");
+    for (what, times) in [("seen", &seen_us), ("back", &back_us)] {
+        let mut row = percentiles(times);
+        row["what"] = json!(what);
+        report("idle", row)?;
+    }
     Ok(())
 }

@@ -5,6 +5,7 @@
 
 mod agent_process;
 pub mod simulated;
+pub mod suspender;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -318,6 +319,7 @@ fn device(gpu: &str, id: ShareId, limits: &Limits, enforcement: Enforcement) -> 
             limit_bytes: None,
             bursts_idle: false,
             lends_idle: false,
+            can_suspend: limits.can_suspend,
             cores: limits.cores.percent().into(),
             slots: 1,
             compute_policy: ComputePolicy::Balance,

@@ -1,9 +1,10 @@
 //! `gpu-node` runs the node agent for shares of one GPU.
 //!
 //! It prints one JSON object per line: the shares at its start, and what the agent found at the end of stdin. A line
-//! `SHARE PID` of stdin says that a process is in the container of a share, and a line `grow SHARE BYTES` that a companion adds memory.
+//! `SHARE PID` of stdin says that a process is in the container of a share, and a line `grow SHARE BYTES` that a companion adds
+//! memory. A line `SHARE suspend` or `SHARE resume` does that, and prints what it took, or why it failed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +14,9 @@ use drava_api::config::Enforcement;
 use drava_dra_driver::agent::{Agent, Config};
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::prepare::Grant;
+use drava_dra_driver::suspend::checkpoint;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, paths};
+use gpu_node::suspender::Suspender;
 use gpu_node::{Node, claim_uid, share_id};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +49,10 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    // Calls of libcuda's checkpoints are made by processes of this program.
+    if let Some(code) = checkpoint::run(std::env::args_os()) {
+        return code;
+    }
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -86,7 +93,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             findings.push(text);
         });
     });
-    let added = follow_stdin(&node);
+    let added = follow_input(&node, &arguments.driver_root);
     stop.cancel();
     agent.join().map_err(|_| anyhow!("the agent panicked"))?;
     added?;
@@ -95,20 +102,32 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Adds the processes and the memory that stdin names, until it closes.
-fn follow_stdin(node: &Node) -> Result<()> {
+/// Adds the processes and the memory, and suspends and resumes the shares, that stdin names, until it closes.
+fn follow_input(node: &Node, driver_root: &Path) -> Result<()> {
+    let nvml = drava_nvml::find(driver_root).map_err(|error| anyhow!("{error}"))?;
+    let libcuda = nvml.with_file_name("libcuda.so.1");
+    let mut suspender = Suspender::new(node, driver_root, libcuda, std::env::current_exe()?);
     for line in std::io::stdin().lines() {
         let line = line?;
         if let Some(growth) = line.strip_prefix("grow ") {
             grow(node, growth)?;
             continue;
         }
-        let number = |text: &str| text.trim().parse().ok();
-        let (share, pid) = line
-            .split_once(' ')
-            .and_then(|(share, pid)| Some((number(share)?, number(pid)?)))
-            .with_context(|| format!("{line:?} is not a share and a PID"))?;
-        node.add_process(pid, share)?;
+        let expected = || format!("{line:?} is not a share and a PID, suspend or resume");
+        let (share, what) = line.split_once(' ').with_context(expected)?;
+        let share: u32 = share.parse().ok().with_context(expected)?;
+        let moved = match what.trim() {
+            "suspend" => suspender.follow(share, true),
+            "resume" => suspender.follow(share, false),
+            pid => {
+                node.add_process(pid.parse().ok().with_context(expected)?, share)?;
+                continue;
+            }
+        };
+        match moved {
+            Ok(moved) => println!("{}", json!({ "moved": moved })),
+            Err(error) => println!("{}", json!({ "failed": format!("{error:#}") })),
+        }
     }
     Ok(())
 }
@@ -139,6 +158,7 @@ fn prepare(node: &Node, arguments: &Arguments, number: u32, cores: u32) -> Resul
     let limits = Limits {
         cores: Cores::new(cores).context("cores above 100")?,
         compute_policy: ComputePolicy::Balance,
+        can_suspend: true,
         ..Limits::memory(arguments.memory_bytes)
     };
     let shares = [(arguments.gpu.as_str(), number)];

@@ -20,6 +20,7 @@ mod memory;
 mod mix;
 mod pointers;
 mod slices;
+mod train;
 mod wait;
 mod work;
 
@@ -71,6 +72,8 @@ enum Measurement {
     Events(events::Arguments),
     /// Measure the cost of a launch for the calling thread
     Latency(latency::Arguments),
+    /// Train step by step, in memory with known bytes
+    Train(train::Arguments),
     /// Multiply matrices and compare with the host's result
     Gemm(gemm::Arguments),
 }
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Measurement::Slices(arguments) => slices::run(&arguments),
         Measurement::Events(arguments) => events::run(&arguments),
         Measurement::Latency(arguments) => latency::run(&arguments),
+        Measurement::Train(arguments) => train::run(&arguments),
         Measurement::Gemm(arguments) => gemm::run(&arguments),
     };
     match outcome {

@@ -28,6 +28,9 @@ pub(super) struct Options {
     /// suspend: rounds with a kill of each program. Four kills take about a minute.
     #[arg(long, default_value_t = 2, value_name = "COUNT")]
     pub(super) kill_rounds: u64,
+    /// suspend: idle periods of a notebook. The first takes about two minutes, and each further one up to twice as long.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    pub(super) idle_rounds: u64,
     /// elastic: measured growths, and resizes by the command.
     #[arg(long, default_value_t = 10, value_name = "COUNT")]
     pub(super) growths: u64,

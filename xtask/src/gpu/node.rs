@@ -27,6 +27,23 @@ struct PreparedShare {
     region: PathBuf,
 }
 
+/// What a suspension or a resume took.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Moved {
+    pub(super) seconds: f64,
+    /// The calls that copy memory.
+    pub(super) copying_seconds: f64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Followed {
+    Moved(Moved),
+    Failed(String),
+}
+
 /// The node agent with two shares.
 pub(super) struct Node {
     program: Running,
@@ -102,6 +119,30 @@ impl Node {
     /// Adds memory to a share, as a companion does.
     pub(super) fn grow(&mut self, share: u32, bytes: u64) -> Result<()> {
         self.program.send(&format!("grow {share} {bytes}"))
+    }
+
+    /// Suspends a share, by its number from 1.
+    pub(super) fn suspend(&mut self, share: u32) -> Result<Moved> {
+        self.program.send(&format!("{share} suspend"))?;
+        self.moved()
+    }
+
+    /// Resumes a share.
+    pub(super) fn resume(&mut self, share: u32) -> Result<Moved> {
+        self.program.send(&format!("{share} resume"))?;
+        self.moved()
+    }
+
+    fn moved(&mut self) -> Result<Moved> {
+        match self.program.json()? {
+            Followed::Moved(moved) => Ok(moved),
+            Followed::Failed(why) => Err(anyhow!("{why}")),
+        }
+    }
+
+    /// Reports a process of a share to the agent.
+    pub(super) fn add_tenant(&mut self, share: u32, pid: u32) -> Result<()> {
+        self.program.send(&format!("{share} {pid}"))
     }
 
     /// Ends the agent, and returns what it found.

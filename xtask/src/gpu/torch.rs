@@ -150,7 +150,7 @@ fn file(setup: &Setup, share: &Share, script: &str) -> Command {
     command
 }
 
-fn has_torch(setup: &Setup) -> bool {
+pub(super) fn has_torch(setup: &Setup) -> bool {
     let mut probe = setup.program(None, Path::new("python3"));
     probe.args(["-c", "import torch; assert torch.cuda.is_available()"]);
     process::output(&mut probe, Limit::REQUEST).is_ok_and(|output| output.status.success())

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
 use drava_api::config::Placement;
-use drava_api::policy::{GpuPolicy, GpuPolicySpec, PolicyLevel, PreemptionLimits, Preference};
+use drava_api::policy::{
+    GpuPolicy, GpuPolicySpec, IdlePolicy, PolicyLevel, PreemptionLimits, Preference,
+};
 
 use super::Cluster;
 use crate::claim::ClaimSpec;
@@ -136,6 +138,13 @@ impl Cluster {
         }
     }
 
+    /// Returns what is done with idle shares of the namespace whose claims use these classes.
+    #[must_use]
+    pub fn idle_policy(&self, namespace: &str, classes: &BTreeSet<&str>) -> Option<IdlePolicy> {
+        let policies = self.policies_of(namespace, classes);
+        policies.iter().flatten().find_map(|policy| policy.idle)
+    }
+
     /// Returns the policies that do not apply to some claims that they select, each with the name of the one that does.
     #[must_use]
     pub fn policy_conflicts(&self) -> &BTreeMap<String, String> {
@@ -212,6 +221,7 @@ fn contradict(one: &GpuPolicySpec, other: &GpuPolicySpec) -> bool {
             policy.allows_override(),
             policy.prefer,
             policy.preemption,
+            policy.idle,
         )
     };
     settings(one) != settings(other)

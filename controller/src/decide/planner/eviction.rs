@@ -53,6 +53,14 @@ impl Planner {
                 self.reporter.state_events.push(event);
                 return;
             }
+            EvictionCause::Idle(state) => {
+                let pod = failure.victim.pod;
+                self.idle_not_ended(pod.uid.as_deref().unwrap_or_default(), now);
+                let message = format!("cannot evict this pod: {}; {state}", failure.message);
+                let event = PendingEvent::idle_evicted(pod, &message);
+                self.reporter.state_events.push(event);
+                return;
+            }
         };
         self.reporter
             .state_events
@@ -97,6 +105,13 @@ impl Planner {
             EvictionCause::SuspensionExpired(state) => {
                 for victim in evicted {
                     let event = PendingEvent::suspension_expired(victim.pod.clone(), state);
+                    self.reporter.write_events.push(event);
+                }
+            }
+            EvictionCause::Idle(state) => {
+                for victim in evicted {
+                    let message = format!("evicted: {state}");
+                    let event = PendingEvent::idle_evicted(victim.pod.clone(), &message);
                     self.reporter.write_events.push(event);
                 }
             }

@@ -6,7 +6,8 @@
 //! the intent is withdrawn: what it gets back is given to no other.
 //!
 //! A share is resumed when its amounts are free on its GPU and promised to no pod: after the pods of higher priority that are due,
-//! and before the others. It reserves nothing: pods that need less may take what becomes free bit by bit. Its pod is evicted if
+//! and before the others. A share that is suspended because it was idle ([`idle`]) is resumed only when a program has called CUDA,
+//! which the node driver says. A share reserves nothing: pods that need less may take what becomes free bit by bit. Its pod is evicted if
 //! that takes longer than the claim allows.
 
 use std::borrow::Cow;
@@ -34,6 +35,7 @@ use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::qualified_name;
 
+pub(super) mod idle;
 mod problem;
 
 /// Time between two attempts to resume a share, and until a failed write is repeated.
@@ -56,6 +58,8 @@ pub(super) struct Suspensions {
     allowed: BTreeSet<ObjectKey>,
     /// Claims that are not suspended for a pod before this time.
     protected: BTreeMap<ObjectKey, Instant>,
+    /// Claims whose shares are idle.
+    idle: idle::IdleShares,
     /// UIDs of the pods for which no share is suspended before this time, because one was not.
     evicting: BTreeMap<String, Instant>,
 }
@@ -108,6 +112,36 @@ struct View {
     answer: Answer,
     /// Whether a pod waits for the suspension.
     is_awaited: bool,
+    rest: Rest,
+}
+
+/// Whether a share stays suspended although there is room for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// It is resumed when there is room.
+    None,
+    /// It is suspended because it was idle, and no program has called CUDA since.
+    Idle,
+    /// It was to be suspended for that, and has used its GPU before it was.
+    Over,
+    /// It is suspended for that, and a user wishes so, too: from then on it is suspended for the user, who can resume it.
+    Wished,
+}
+
+impl Rest {
+    fn of(claim: &ResourceClaim) -> Self {
+        if suspension::is_wished(&claim.metadata) && suspension::is_for_idleness(&claim.metadata) {
+            Self::Wished
+        } else if suspension::cause(&claim.metadata) != Some(suspension::Cause::Idleness)
+            || suspension::is_demanded(claim)
+        {
+            Self::None
+        } else if suspension::is_suspended(claim) || suspension::idle_since(claim).is_some() {
+            Self::Idle
+        } else {
+            Self::Over
+        }
+    }
 }
 
 /// What is done for a claim.
@@ -116,6 +150,8 @@ enum Step {
     Nothing,
     /// Write the intent, unless something is against it.
     Intend,
+    /// Write the intent again, as that of a user.
+    TakeOver,
     /// Withdraw the intent.
     Withdraw,
     /// Withdraw the intent if the share fits.
@@ -145,16 +181,24 @@ impl View {
             is_intended,
             answer,
             is_awaited,
+            rest: Rest::of(claim),
         }
+    }
+
+    const fn is_idle(self) -> bool {
+        matches!(self.rest, Rest::Idle)
     }
 
     /// Returns what is done for the claim.
     const fn step(self) -> Step {
         match (self.is_intended, self.answer) {
             (true, _) if !self.is_allocated => Step::Withdraw,
+            (true, _) if matches!(self.rest, Rest::Wished) => Step::TakeOver,
             (true, _) if self.is_wished => Step::Nothing,
             // It has made room for a pod that takes it next.
             (true, Answer::Suspended) if self.is_awaited => Step::Nothing,
+            // Its programs need no GPU until one of them calls CUDA.
+            (true, Answer::Suspended | Answer::Running) if self.is_idle() => Step::Nothing,
             (true, Answer::Suspended) => Step::Resume,
             (true, Answer::Refused) => Step::Withdraw,
             (true, Answer::Running | Answer::Resuming) if self.is_awaited => Step::Nothing,
@@ -171,6 +215,7 @@ impl Suspensions {
     /// Observes the newest version of a claim.
     fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
+        self.idle.observe(&key, claim, now);
         match share::check(claim) {
             Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
@@ -205,6 +250,7 @@ impl Suspensions {
         self.claims.remove(key);
         self.allowed.remove(key);
         self.protected.remove(key);
+        self.idle.remove(key);
     }
 
     /// Returns the claim as it counts: one whose intent is being withdrawn is not suspended any more.
@@ -229,7 +275,13 @@ impl Suspensions {
 
     /// Returns when something is to be done.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.claims.values().filter_map(|claim| claim.due).min()
+        let claims = self.claims.values().filter_map(|claim| claim.due);
+        claims.chain(self.idle.next_due()).min()
+    }
+
+    /// A policy has changed.
+    pub(super) fn policy_changed(&mut self, now: Instant) {
+        self.idle.policy_changed(now);
     }
 
     /// Returns the claims whose suspension a pod awaits.
@@ -340,9 +392,13 @@ impl Planner {
                 self.decide_again(key, awaited_until);
                 Self::said_by_node(&claim)
             }
+            Step::TakeOver => {
+                self.intend(key, None, None, actions);
+                None
+            }
             Step::Intend => Some(match self.suspension_problem_now(&claim) {
                 None => {
-                    self.intend(key, None, actions);
+                    self.intend(key, None, None, actions);
                     let annotation = names::SUSPEND_WISH_ANNOTATION;
                     let what = format!("being suspended, as its annotation {annotation} requests");
                     (PendingEvent::share_suspended, format!("is {what}"))
@@ -358,6 +414,15 @@ impl Planner {
                 let known = self.commitments.suspensions.claims.get_mut(key);
                 let awaited = known.and_then(|known| known.awaited.take());
                 self.withdraw(key, actions);
+                let is_for_idleness =
+                    suspension::cause(&claim.metadata) == Some(suspension::Cause::Idleness);
+                if let Some(refusal) = suspension::refusal(&claim).filter(|_| is_for_idleness) {
+                    let protected = &mut self.commitments.suspensions.protected;
+                    protected.insert(key.clone(), now + PROTECTION);
+                    let message = format!("is idle, and cannot be suspended: {}", refusal.message);
+                    let event = PendingEvent::suspension_refused;
+                    self.report_suspension(&claim, event, &message, time, actions);
+                }
                 if let Some((preemptor, _)) = awaited {
                     let refusal = suspension::refusal(&claim);
                     let why = refusal.map_or("the claim has changed", |refusal| &refusal.message);
@@ -505,15 +570,13 @@ impl Planner {
         &mut self,
         key: &ObjectKey,
         awaited: Option<(Preemptor, Instant)>,
+        suspended_for: Option<String>,
         actions: &mut Vec<Action>,
     ) {
         let Some(claim) = self.commitments.ledger.claim(key).cloned() else {
             return;
         };
         let due = awaited.as_ref().map(|(_, until)| *until);
-        let suspended_for = awaited
-            .as_ref()
-            .map(|(preemptor, _)| name_for(&key.0, "pod", &qualified_name(&preemptor.pod)));
         let known = Suspension {
             awaited,
             write: Write::Intending,
@@ -602,8 +665,8 @@ impl Planner {
                 continue;
             };
             let awaited = (preemptor.clone(), time.instant + PATIENCE);
-            self.intend(&key, Some(awaited), actions);
             let by = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
+            self.intend(&key, Some(awaited), Some(by.clone()), actions);
             let why = preemptor.why();
             let message = format!("is being suspended for {by} ({why})");
             let suspended = PendingEvent::share_suspended;
@@ -763,6 +826,7 @@ mod tests {
             is_intended,
             answer,
             is_awaited,
+            rest: Rest::None,
         };
         use Answer::{Refused, Resuming, Running, Suspended};
         let cases = [
@@ -785,6 +849,20 @@ mod tests {
             (view(false, true, Refused, false), Step::Nothing),
         ];
         for (view, step) in cases {
+            assert_eq!(view.step(), step, "{view:?}");
+        }
+        let idle = |answer, rest| View {
+            rest,
+            ..view(true, false, answer, false)
+        };
+        let of_idle = [
+            (idle(Running, Rest::Idle), Step::Nothing),
+            (idle(Running, Rest::Over), Step::Withdraw),
+            (idle(Refused, Rest::Idle), Step::Withdraw),
+            (idle(Suspended, Rest::Idle), Step::Nothing),
+            (idle(Suspended, Rest::None), Step::Resume),
+        ];
+        for (view, step) in of_idle {
             assert_eq!(view.step(), step, "{view:?}");
         }
         let released = View {

@@ -1,7 +1,7 @@
 //! NVML observations of one GPU, from a thread per GPU: an NVML call that hangs affects no other GPU, and the last
 //! observation stays valid.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use crate::node::process::{ProcessInfo, Processes};
 
 /// Time between two process lists. Detection within a second leaves a margin for the scan.
 pub const INTERVAL: Duration = Duration::from_millis(950);
+
+/// Regular lists of processes per reading of the utilization, whose samples NVML keeps for longer.
+const POLLS_PER_SAMPLE: u64 = 4;
 
 /// Time between two attempts to open a missing library.
 const RETRY: Duration = Duration::from_secs(5);
@@ -37,6 +40,17 @@ pub struct ObservedProcess {
     pub info: ProcessInfo,
 }
 
+/// Which processes have run kernels since this was read last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BusyProcesses {
+    /// It was not read this time.
+    NotRead,
+    /// NVML does not tell.
+    Unknown,
+    /// The PIDs of these.
+    Known(BTreeSet<u32>),
+}
+
 /// The processes of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observation {
@@ -52,6 +66,8 @@ pub struct Observation {
     pub ending: Vec<MountedShare>,
     /// Processes with a context; `None` if NVML does not report them.
     pub processes: Option<Vec<ObservedProcess>>,
+    /// Which of them run kernels.
+    pub busy: BusyProcesses,
 }
 
 /// Sends observations to the agent, which can wait for other events at the same time.
@@ -109,6 +125,8 @@ impl Observer {
             library: None,
             processes,
             unknown: UnknownPids::default(),
+            sampled_us: 0,
+            polls: 0,
         };
         let needed = Arc::clone(&is_needed);
         let observe = move || {
@@ -156,6 +174,10 @@ struct Watch {
     library: Option<Box<dyn GpuLibrary>>,
     processes: Processes,
     unknown: UnknownPids,
+    /// Time of the newest sample of utilization, µs of NVML's clock.
+    sampled_us: u64,
+    /// Regular lists of processes so far.
+    polls: u64,
 }
 
 /// Listed PIDs that `/proc` never described, with when each was first listed, µs.
@@ -186,6 +208,11 @@ impl Watch {
         };
         let requested_us = now_us();
         let listed = library.processes(&self.gpu);
+        self.polls = self.polls.wrapping_add(u64::from(!is_extra));
+        let busy = match !is_extra && self.polls.is_multiple_of(POLLS_PER_SAMPLE) {
+            true => self.busy(&*library),
+            false => BusyProcesses::NotRead,
+        };
         // A library that has lost the GPU is reopened.
         let is_usable = listed
             .as_ref()
@@ -207,8 +234,20 @@ impl Watch {
             is_complete: is_complete && processes.is_some(),
             ending,
             processes: processes.map(|(processes, _)| processes),
+            busy,
         };
         (Some(observation), INTERVAL)
+    }
+
+    /// Returns which processes have run kernels since the last call.
+    fn busy(&mut self, library: &dyn GpuLibrary) -> BusyProcesses {
+        let Ok(samples) = library.process_utilization(&self.gpu, self.sampled_us) else {
+            return BusyProcesses::Unknown;
+        };
+        let newest_us = samples.iter().map(|sample| sample.timestamp_us).max();
+        self.sampled_us = newest_us.unwrap_or(self.sampled_us);
+        let busy = samples.iter().filter(|sample| sample.sm_percent > 0);
+        BusyProcesses::Known(busy.map(|sample| sample.pid).collect())
     }
 
     /// Returns the processes, and the PIDs of those that `/proc` lacks.

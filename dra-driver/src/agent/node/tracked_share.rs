@@ -11,13 +11,14 @@ use drava_vgpu_abi::page;
 use drava_vgpu_abi::snapshot::ProcessUsage;
 use drava_vgpu_abi::{ComputePolicy, Limits};
 
-use super::ShareKey;
 use super::region_watch::RegionWatch;
 use super::usage_region::{LiveUse, ReadBuffer, UsageRegion};
+use super::{ShareKey, now_us};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
 use crate::agent::policy::burst::{Loan, ShareMemory, idle_bytes};
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
 use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation};
+use crate::agent::policy::idle::{Evidence, IdleTracker};
 use crate::agent::policy::occupancy::Occupancy;
 use crate::agent::policy::reserve::{ProcessMemory, Reserve};
 use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
@@ -189,6 +190,8 @@ pub struct TrackedShare {
     pub totals: CounterTotals,
     /// Values of the last scan.
     figures: Option<share_metrics::Figures>,
+    /// Since when it is idle.
+    idle: IdleTracker,
 }
 
 impl TrackedShare {
@@ -252,6 +255,7 @@ impl TrackedShare {
             page,
             totals: CounterTotals::default(),
             figures: None,
+            idle: IdleTracker::default(),
         })
     }
 
@@ -602,8 +606,13 @@ impl TrackedShare {
     /// # Errors
     /// If the page cannot be written. It is tried again.
     pub fn follow_record(&mut self, buffer: &mut ReadBuffer) -> io::Result<()> {
-        if let Some(is_suspended) = self.is_suspended {
-            self.page.set(&page::suspended(is_suspended))?;
+        match self.is_suspended {
+            // Each suspension has a word of its own, which stays as long as it does.
+            Some(true) if !self.page.is_suspended() => {
+                self.page.set(&page::suspended(now_us().max(1)))?;
+            }
+            Some(false) => self.page.set(&page::suspended(0))?,
+            Some(true) | None => {}
         }
         let limits = self.page.limits();
         let Some((kept, present)) = self.kept.zip(limits.memory_limit_bytes) else {
@@ -713,6 +722,20 @@ impl TrackedShare {
         }
     }
 
+    /// Applies a scan to its idle time. `is_busy` tells whether NVML shows kernels of its processes, if it tells at all, and
+    /// `has_processes` whether it lists any.
+    pub fn apply_idle(&mut self, now_us: u64, has_processes: bool, is_busy: Option<bool>) {
+        let is_metered = self.page.limits().compute_policy != ComputePolicy::None;
+        let evidence = Evidence {
+            gpu_time_us: self.totals.gpu_time_us(),
+            last_demand_us: self.figures.map_or(0, |figures| figures.last_demand_us),
+            is_busy: is_busy == Some(true),
+            is_unknown: has_processes && (!is_metered || is_busy.is_none()),
+            is_suspended: self.page.is_suspended(),
+        };
+        self.idle.update(now_us, evidence);
+    }
+
     /// Returns its metrics; `None` before the first scan.
     #[must_use]
     pub fn metrics(&self) -> Option<ShareMetrics> {
@@ -735,6 +758,7 @@ impl TrackedShare {
             } else {
                 0
             },
+            idle_since_us: self.idle.idle_since_us(),
             figures: self.figures?,
         })
     }

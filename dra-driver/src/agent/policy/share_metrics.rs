@@ -28,6 +28,8 @@ pub struct ShareMetrics {
     pub throttled_us: u64,
     /// GPU time used lately, percent of the GPU.
     pub utilization_percent: u32,
+    /// Since when it has used no GPU time, µs of `CLOCK_MONOTONIC`; `None` if it has lately.
+    pub idle_since_us: Option<u64>,
     /// Values of the last check.
     pub figures: Figures,
 }

@@ -37,7 +37,9 @@ pub const LENT_OFFSET: usize = 224;
 ///
 /// Unless it is 0, a process of the share that is not yet on the GPU waits before it creates a context. A process charges a
 /// context first and reads the word then; the node driver reads the charges after the word was written. So one of both sees
-/// the other. Processes that are on the GPU are locked by the node driver, by libcuda's own means.
+/// the other. Processes that are on the GPU are locked by the node driver, by libcuda's own means: a call that libcuda may block
+/// copies the word to [`crate::region::Header::demanded`] before. Each suspension has another word, so an earlier demand is not
+/// taken for one of this suspension.
 pub const SUSPENDED_OFFSET: usize = 232;
 
 const _: () = {
@@ -81,8 +83,8 @@ pub fn lent(lent: bool) -> PageWrite {
     write_word(LENT_OFFSET, u64::from(lent))
 }
 
-/// Returns the write that sets whether processes that are not yet on the GPU wait.
+/// Returns the write that makes processes wait that are not yet on the GPU. `suspension` identifies the suspension; 0 ends the wait.
 #[must_use]
-pub fn suspended(suspended: bool) -> PageWrite {
-    write_word(SUSPENDED_OFFSET, u64::from(suspended))
+pub fn suspended(suspension: u64) -> PageWrite {
+    write_word(SUSPENDED_OFFSET, suspension)
 }

@@ -1,7 +1,7 @@
 //! GPU time of a share: its grant, and its counters.
 
 use core::ptr::NonNull;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use drava_vgpu_abi::atomic::Word;
 use drava_vgpu_abi::bucket::{self, Bucket, Grant};
@@ -45,9 +45,32 @@ impl Share {
         Some(self.page_word(WINDOW_OFFSET)).filter(|us| *us != 0)
     }
 
+    /// Returns whether the share may be suspended at all.
+    pub(crate) fn can_be_suspended(&self) -> bool {
+        self.refresh();
+        self.can_suspend.load(Ordering::Relaxed) != 0
+    }
+
     /// Returns whether processes that are not yet on the GPU wait.
     pub(crate) fn is_suspended(&self) -> bool {
         self.page_word(SUSPENDED_OFFSET) != 0
+    }
+
+    /// Returns the word of the page that says so; `None` without a page.
+    pub(crate) fn suspended_word(&self) -> Option<&'static AtomicU64> {
+        let page = NonNull::new(self.page.load(Ordering::Acquire))?;
+        page_words(page).get(SUSPENDED_OFFSET / 8)
+    }
+
+    /// Shows the node driver that a process wants the suspended share to be resumed.
+    pub(crate) fn demand_resume(&self) {
+        let suspension = self.page_word(SUSPENDED_OFFSET);
+        if suspension != 0
+            && let Some((region, _)) = self.own()
+            && Word::load(&region.header().demanded) != suspension
+        {
+            Word::store(&region.header().demanded, suspension);
+        }
     }
 
     /// Returns whether the share notifies the node agent of its launches.

@@ -196,9 +196,9 @@ impl TestCluster {
                 EvictionCause::Preemption(preemptor) => {
                     format!("for {}", preemptor.pod.name.as_deref().unwrap())
                 }
-                EvictionCause::IncompleteGang(state) | EvictionCause::SuspensionExpired(state) => {
-                    format!("because {state}")
-                }
+                EvictionCause::IncompleteGang(state)
+                | EvictionCause::SuspensionExpired(state)
+                | EvictionCause::Idle(state) => format!("because {state}"),
             };
             for victim in &eviction.victims {
                 let name = victim.pod.name.clone().unwrap();

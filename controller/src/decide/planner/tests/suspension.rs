@@ -13,7 +13,9 @@ use crate::fixture::{claim, object, pod};
 use crate::watch::Kind;
 
 mod host_memory;
+mod idle;
 mod running;
+mod victims;
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -87,6 +89,72 @@ fn suspend(cluster: &mut TestCluster, name: &str) {
     cluster.settle();
     assert_eq!(cluster.write_intents(), [format!("+{name}")]);
     answer(cluster, name, "True", "Suspended");
+}
+
+/// Writes the intents, and returns the claims that are to be suspended.
+fn suspended_pods(cluster: &mut TestCluster) -> Vec<String> {
+    let written = cluster.write_intents().into_iter();
+    written
+        .filter_map(|written| Some(written.strip_prefix('+')?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn pod_that_may_not_preempt_suspends_nothing() {
+    for policy in [Some("Never"), None] {
+        let mut cluster = TestCluster::new(&["n1"]);
+        add_suspendable(&mut cluster, "low", "60Gi", 0);
+        cluster.add_claim(claim("urgent", "60Gi"));
+        let mut urgent = pod("urgent", &["urgent"]);
+        let spec = urgent.spec.as_mut().unwrap();
+        spec.priority = Some(10);
+        spec.preemption_policy = policy.map(str::to_owned);
+        cluster.add_pod(urgent);
+        cluster.settle();
+        let expected: &[&str] = if policy.is_none() { &["low"] } else { &[] };
+        assert_eq!(suspended_pods(&mut cluster), expected);
+        assert!(cluster.evictions.is_empty());
+    }
+}
+
+#[test]
+fn shares_are_resumed_by_priority_and_age() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for (name, priority, second) in [("late", 5, 9), ("low", 1, 0), ("early", 5, 3)] {
+        add_with(&mut cluster, name, "25Gi", priority, |pod| {
+            let created = format!("2026-01-01T00:00:0{second}Z");
+            pod.metadata.creation_timestamp = Some(object(json!(created)));
+        });
+    }
+    for name in ["late", "low", "early"] {
+        suspend(&mut cluster, name);
+    }
+    cluster.add_pod_of_priority("other", "75Gi", 0);
+    assert_eq!(cluster.settle(), ["other → n1"]);
+    cluster.bind(("other", "n1"));
+    for name in ["late", "low", "early"] {
+        wish(&mut cluster, name, false);
+    }
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    cluster.end("other");
+    // Room for one of them after the other.
+    cluster.add_pod_of_priority("first", "50Gi", 9);
+    assert_eq!(cluster.settle(), ["first → n1"]);
+    cluster.bind(("first", "n1"));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-early"]);
+    answer(&mut cluster, "early", "False", "Resumed");
+    cluster.end("first");
+    cluster.add_pod_of_priority("second", "25Gi", 9);
+    assert_eq!(cluster.settle(), ["second → n1"]);
+    cluster.bind(("second", "n1"));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-late"]);
+    answer(&mut cluster, "late", "False", "Resumed");
+    cluster.end("second");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-low"]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use drava_vgpu_abi::ledger::Owner;
 use super::{Gpu, Shares};
 use crate::agent::FindingKind;
 use crate::agent::node::ShareKey;
-use crate::agent::node::nvml_observer::{Observation, ObservedProcess};
+use crate::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProcess};
 use crate::agent::node::tracked_share::TrackedShare;
 use crate::agent::policy::detection::{GpuProcess, SuspectedViolation, detect};
 use crate::agent::policy::reserve::process_memory;
@@ -65,9 +65,43 @@ impl Gpu {
             let memory = process_memory(key, &views, processes);
             shares.write(key, |share| share.correct_reserve(estimate_bytes, &memory));
         }
+        if let Some(observation) = observation {
+            self.follow_idle(now_us, observation, processes, shares);
+        }
         let mut own = self.keys.iter().filter_map(|key| shares.tracked.get(key));
         self.is_occupied = own.any(TrackedShare::is_occupied);
         found
+    }
+
+    /// Applies a scan to the idle time of the shares. Kernels are shown by every fourth list only, whose samples cover the others.
+    fn follow_idle(
+        &self,
+        now_us: u64,
+        observation: &Observation,
+        processes: Option<&[GpuProcess<ShareKey>]>,
+        shares: &mut Shares,
+    ) {
+        if observation.busy == BusyProcesses::NotRead {
+            return;
+        }
+        for key in &self.keys {
+            let listed = processes.map(|processes| {
+                let own = processes
+                    .iter()
+                    .filter(|process| process.shares.contains(key));
+                own.map(|process| process.pid).collect::<Vec<u32>>()
+            });
+            let is_busy = match (&observation.busy, &listed) {
+                (BusyProcesses::Known(busy), Some(listed)) => {
+                    Some(listed.iter().any(|pid| busy.contains(pid)))
+                }
+                (_, _) => None,
+            };
+            let has_processes = listed.is_none_or(|listed| !listed.is_empty());
+            if let Some(share) = shares.tracked.get_mut(key) {
+                share.apply_idle(now_us, has_processes, is_busy);
+            }
+        }
     }
 
     /// Kills processes with confirmed violations, where the device class requires that.

@@ -1,0 +1,281 @@
+//! Shares that use no GPU time.
+
+use std::time::Duration;
+
+use drava_api::names;
+use k8s_openapi::api::core::v1::Probe;
+use serde_json::json;
+
+use super::{add_suspendable, add_with, wish};
+use crate::action::{EvictionFailure, EvictionOutcome};
+use crate::decide::planner::tests::cluster::{TestCluster, applied};
+use crate::fixture::object;
+use crate::watch::Observation;
+
+const START: &str = "2026-01-01T00:00:00Z";
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn policy(cluster: &mut TestCluster, action: &str) {
+    let policy = object(json!({
+        "metadata": {"name": "idle", "uid": "idle", "resourceVersion": "1"},
+        "spec": {"idle": {"after": "1h", "action": action}},
+    }));
+    let observation = Observation::Policy(applied(policy));
+    cluster.planner.observe(observation, cluster.now);
+}
+
+/// The node driver says since when the share is idle, and whether it is suspended: status, reason, and transition.
+fn report(cluster: &mut TestCluster, idle: Option<&str>, answer: Option<(&str, &str, &str)>) {
+    let mut claim = cluster.claims["nb"].clone();
+    let status = claim.status.as_mut().unwrap();
+    let devices = status.allocation.clone().unwrap().devices.unwrap();
+    let result = &devices.results.unwrap()[0];
+    let mut conditions = vec![json!({
+        "type": "Idle", "status": if idle.is_some() { "True" } else { "False" }, "reason": "NoGpuTime", "message": "",
+        "lastTransitionTime": idle.unwrap_or(START),
+    })];
+    conditions.extend(answer.map(|(status, reason, time)| {
+        json!({"type": "Suspended", "status": status, "reason": reason, "message": "", "lastTransitionTime": time})
+    }));
+    status.devices = Some(vec![object(json!({
+        "driver": result.driver, "pool": result.pool, "device": result.device, "shareID": result.share_id,
+        "conditions": conditions,
+    }))]);
+    cluster.observe(claim);
+}
+
+/// A notebook that has been idle since the start.
+fn idle_notebook(action: &str) -> TestCluster {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    policy(&mut cluster, action);
+    report(&mut cluster, Some(START), None);
+    cluster
+}
+
+fn suspended_for(cluster: &TestCluster) -> Option<&str> {
+    let annotations = cluster.claims["nb"].metadata.annotations.as_ref()?;
+    annotations
+        .get(names::SUSPENDED_FOR_ANNOTATION)
+        .map(String::as_str)
+}
+
+#[test]
+fn idle_share_gives_its_gpu_until_a_program_calls_cuda() {
+    let mut cluster = idle_notebook("suspend");
+    cluster.advance(HOUR - Duration::from_secs(1));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "not for an hour");
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    assert_eq!(suspended_for(&cluster), Some("idle"));
+    let said = "the share of claim nb has used no GPU time since 2026-01-01T00:00:00Z, and is being suspended until a program calls CUDA";
+    assert!(cluster.messages_of("Pod/nb").contains(&said));
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "its node has not answered");
+    let since = "2026-01-01T02:00:00Z";
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("True", "Suspended", since)),
+    );
+    cluster.add_pod_of_priority("other", "60Gi", 0);
+    assert_eq!(cluster.settle(), ["other → n1"]);
+    cluster.bind(("other", "n1"));
+    cluster.end("other");
+    cluster.change_leader();
+    policy(&mut cluster, "suspend");
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "room alone resumes nothing");
+    // The next cell runs.
+    report(&mut cluster, Some(START), Some(("True", "Demanded", since)));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+    assert_eq!(suspended_for(&cluster), None);
+    // The node driver has not reported yet that it is not idle.
+    let resumed = "2026-01-02T02:00:00Z";
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("False", "Resumed", resumed)),
+    );
+    cluster.advance(HOUR - Duration::from_secs(1));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(
+        cluster.write_intents(),
+        ["+nb"],
+        "an hour after it was resumed"
+    );
+}
+
+#[test]
+fn demanded_share_waits_for_room_without_a_limit() {
+    let mut cluster = idle_notebook("suspend");
+    super::limit_suspension(&mut cluster, "nb", 600);
+    report(&mut cluster, Some(START), None);
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    let since = "2026-01-01T01:00:00Z";
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("True", "Suspended", since)),
+    );
+    cluster.add_pod_of_priority("other", "60Gi", 0);
+    assert_eq!(cluster.settle(), ["other → n1"]);
+    cluster.bind(("other", "n1"));
+    report(&mut cluster, Some(START), Some(("True", "Demanded", since)));
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty() && cluster.evictions.is_empty());
+    let last = "the share of claim nb is suspended; it is resumed when there is room on device gpu-0-vgpu of pool n1/gpus: 60 GiB of \
+                memory must be free";
+    assert_eq!(cluster.messages_of("Pod/nb").last(), Some(&last));
+    cluster.end("other");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+}
+
+#[test]
+fn share_that_uses_its_gpu_before_the_answer_is_not_suspended() {
+    let mut cluster = idle_notebook("suspend");
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    report(&mut cluster, None, None);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+}
+
+#[test]
+fn share_that_cannot_be_suspended_has_an_event() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_with(&mut cluster, "nb", "60Gi", 0, |pod| {
+        pod.spec.as_mut().unwrap().containers[0].liveness_probe = Some(Probe::default());
+    });
+    policy(&mut cluster, "suspend");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let messages = cluster.messages_of("Pod/nb");
+    let last = messages.last().unwrap();
+    assert!(
+        last.contains("and cannot be suspended: its pod has a liveness or startup probe"),
+        "{last}"
+    );
+    let count = messages.len();
+    cluster.advance(Duration::from_secs(600));
+    cluster.settle();
+    assert_eq!(
+        cluster.messages_of("Pod/nb").len(),
+        count,
+        "it is said once"
+    );
+}
+
+#[test]
+fn refusal_of_the_node_is_an_event() {
+    let mut cluster = idle_notebook("suspend");
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("False", "SuspendRefused", START)),
+    );
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+    let last = cluster
+        .messages_of("Pod/nb")
+        .last()
+        .copied()
+        .unwrap_or_default();
+    assert!(last.contains("is idle, and cannot be suspended"), "{last}");
+}
+
+#[test]
+fn event_of_idle_share_changes_nothing() {
+    let mut cluster = idle_notebook("event");
+    cluster.advance(HOUR);
+    cluster.settle();
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty() && cluster.evictions.is_empty());
+    let said = "the share of claim nb has used no GPU time since 2026-01-01T00:00:00Z";
+    assert_eq!(cluster.messages_of("Pod/nb").last(), Some(&said));
+}
+
+#[test]
+fn pod_of_idle_share_is_evicted_as_far_as_budgets_allow_it() {
+    let state = "its share has used no GPU time since 2026-01-01T00:00:00Z";
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR);
+    cluster.settle();
+    let eviction = cluster.evictions.pop().unwrap();
+    let failure = EvictionFailure {
+        victim: eviction.victims[0].clone(),
+        message: "the disruption budget".to_owned(),
+    };
+    let outcome = EvictionOutcome {
+        eviction,
+        evicted: Vec::new(),
+        failure: Some(failure),
+    };
+    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    let blocked = format!("cannot evict this pod: the disruption budget; {state}");
+    assert_eq!(cluster.messages_of("Pod/nb").last(), Some(&&*blocked));
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert_eq!(cluster.evict(), [format!("nb because {state}")]);
+}
+
+#[test]
+fn without_a_policy_nothing_happens() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    report(&mut cluster, Some(START), None);
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty() && cluster.evictions.is_empty());
+    // A policy that is created later acts on it.
+    policy(&mut cluster, "suspend");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn wish_of_a_user_precedes_idleness() {
+    let mut cluster = idle_notebook("suspend");
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    wish(&mut cluster, "nb", true);
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("True", "Suspended", START)),
+    );
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    assert_eq!(
+        suspended_for(&cluster),
+        None,
+        "it is suspended for the user"
+    );
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "until the user resumes it");
+    wish(&mut cluster, "nb", false);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+}
