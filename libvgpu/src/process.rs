@@ -122,13 +122,14 @@ pub(crate) struct Device {
     pub(crate) primary: AtomicU64,
 }
 
-/// The word of the limits page of the process's only share that says whether it is suspended; null if there is none. The mapping is
-/// never removed, and a forked child inherits it.
+/// The word of the limits page of the process's only share that says whether it is suspended; null if there is none, or the share may
+/// not be suspended. The mapping is never removed, and a forked child inherits it.
 static SUSPENDED: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 /// Lets [`show_demand`] follow the share of the process. A process with several shares is never suspended.
 fn follow_demand<'a>(mut shares: impl Iterator<Item = &'a Share>) {
     let only = shares.next().filter(|_| shares.next().is_none());
+    let only = only.filter(|share| share.can_be_suspended());
     let word = only.and_then(Share::suspended_word);
     let word = word.map_or(ptr::null_mut(), |word| ptr::from_ref(word).cast_mut());
     SUSPENDED.store(word, Ordering::Release);

@@ -435,8 +435,11 @@ fn answer_to(query: &str) -> (u16, Value) {
         ("access=\"partition\"", HOUR),
     ];
     let mut value = value.iter().filter(|(part, _)| expression.contains(part));
-    let (Some((_, value)), None) = (value.next(), value.next()) else {
-        panic!("{expression}");
+    let value = match (value.next(), value.next()) {
+        // Energy is divided by GPU time. 500 W for four hours.
+        _ if expression.contains("drava_gpu_energy_joules_total") => &(500 * 4 * HOUR),
+        (Some((_, value)), None) => value,
+        _ => panic!("{expression}"),
     };
     let metric = json!({"namespace": "a", "claim": "c", "model": "L4"});
     // Each of the values that are summed up stands for a step.
@@ -455,8 +458,8 @@ fn asks_prometheus_through_the_api_server() {
     assert_eq!(
         printed.stdout,
         "\
-NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   COST (EUR)   IDLE COST (EUR)
-a           10.0        4.0    6.0    6.0         28.00        15.00
+NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   KWH   COST (EUR)   IDLE COST (EUR)
+a           10.0        4.0    6.0    6.0         2.0   28.00        15.00
 without 1.0 hours of MIG partitions, whose size the metrics do not show
 ",
         "{printed:?}"

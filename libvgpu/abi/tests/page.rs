@@ -104,7 +104,7 @@ fn places_other_share_words_at_golden_offsets() {
     assert_eq!(page[..48], before[..48]);
     assert_eq!(page[64..216], before[64..216]);
     assert_eq!(page[224..232], [1, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(page[232..240], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(page[232..240], [7, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(page[240..], before[240..]);
     assert_eq!(decode(&page).unwrap().spec, spec());
     apply(
@@ -125,6 +125,17 @@ fn apply(page: &mut [u8], writes: &[drava_vgpu_abi::PageWrite]) {
         let offset = usize::try_from(write.offset()).unwrap();
         page[offset..offset + write.bytes().len()].copy_from_slice(write.bytes());
     }
+}
+
+/// ABI version 1 had no such flag: an old page says no, and old readers ignore it.
+#[test]
+fn stores_in_a_flag_whether_share_may_be_suspended() {
+    let limits = Limits {
+        can_suspend: true,
+        ..spec().limits
+    };
+    let page = encode(&LimitsSpec { limits, ..spec() });
+    assert_eq!((encode(&spec())[420], page[420]), (0b0110, 0b1110));
 }
 
 /// ABI version 1 had zeroes there: an old page has no correction, and old readers ignore the words.
