@@ -1,6 +1,7 @@
 //! A program that would notice if its GPU memory changed, stood still or had another limit.
 
 use std::ffi::CString;
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -26,9 +27,9 @@ pub(crate) struct Arguments {
     /// Time between two steps, in milliseconds.
     #[arg(long, default_value_t = 10)]
     step_ms: u64,
-    /// Take a step for each line of the input, as a notebook does for its cells, and end with it.
+    /// Take a step for each byte that is appended to this file, as a notebook does for its cells.
     #[arg(long)]
-    cells: bool,
+    cells: Option<PathBuf>,
     /// A step that takes longer is reported as a pause, in milliseconds.
     #[arg(long, default_value_t = 300)]
     pause_ms: u64,
@@ -133,10 +134,13 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     let mut kernels = 1;
     let mut reported = Instant::now();
-    let mut cells = std::io::stdin().lines();
+    let mut taken = 0;
     loop {
-        if arguments.cells && cells.next().transpose()?.is_none() {
-            return Ok(());
+        if let Some(cells) = &arguments.cells {
+            taken += 1;
+            while std::fs::metadata(cells).map_or(0, |file| file.len()) < taken {
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
         let (from_us, begun) = (now_us()?, Instant::now());
         let bytes = step(cuda, kernel)?;
@@ -151,7 +155,7 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
             let at_us = now_us()?;
             print_line(&Event::Pause { from_us, at_us })?;
         }
-        if is_pause || arguments.cells || reported.elapsed() > REPORT_INTERVAL {
+        if is_pause || arguments.cells.is_some() || reported.elapsed() > REPORT_INTERVAL {
             reported = Instant::now();
             let wrong_blocks = known.wrong_blocks(cuda)?;
             print_line(&Event::Checked {
@@ -161,7 +165,7 @@ pub(crate) fn run(cuda: &Cuda, arguments: &Arguments) -> anyhow::Result<()> {
                 wrong_blocks,
             })?;
         }
-        if !arguments.cells {
+        if arguments.cells.is_none() {
             std::thread::sleep(Duration::from_millis(arguments.step_ms));
         }
     }

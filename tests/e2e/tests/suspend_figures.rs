@@ -544,11 +544,11 @@ fn bytes_survive_suspension_while_programs_are_killed() -> Result<()> {
 }
 
 /// A program that takes a step for each line of `/tmp/cells`, as a notebook.
-const NOTEBOOK: &str = "--mib 64 --unwritten-mib 48000 --cells --pause-ms 0";
+const NOTEBOOK: &str = "--mib 64 --unwritten-mib 48000 --cells /tmp/cells --pause-ms 0";
 
 /// Executes a cell of the notebook. Returns when its first call began, and when its result was there, µs.
 fn execute_cell(tenant: &Namespace<'_>, since: u64) -> Result<(u64, u64)> {
-    let cell = tenant.exec("notebook", "app", &["sh", "-c", "echo cell > /tmp/cells"])?;
+    let cell = tenant.exec("notebook", "app", &["sh", "-c", "printf c >> /tmp/cells"])?;
     ensure!(cell.code == 0, "{cell:?}");
     wait("the cell has ended", || {
         let log = tenant.training_log("notebook");
@@ -585,8 +585,7 @@ fn idle_notebook_gives_its_gpu_and_gets_it_at_the_next_cell() -> Result<()> {
         fields: "",
         args: ARGS,
     };
-    let reading = "mkfifo /tmp/cells; exec 0<>/tmp/cells; exec cuda-probe train";
-    let pod = notebook.pod().replace("exec cuda-probe train", reading);
+    let pod = notebook.pod();
     let _policy = cluster.deletes("gpupolicy", "e2e-suspend-idle");
     tenant.apply(&idle_policy(&tenant))?;
     tenant.apply(&format!(

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const MIB: u64 = 1 << 20;
 const DEVICE: &str = "gpu-0-vgpu";
 const CLASS: &str = "vgpu.drava.dev";
-const CONTROLLER_PORT: u16 = 9395;
+const CONTROLLER_PORT: u16 = 8080;
 
 /// Time after which a component that differs counts as wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
