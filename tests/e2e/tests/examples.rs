@@ -284,6 +284,16 @@ fn falls_back_to_second_alternative() -> Result<()> {
 }
 
 #[test]
+fn replicas_run_whose_need_is_recommended() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("recommendation")?;
+    tenant.example("recommendation")?;
+    let status = ["rollout", "status", "deployment/chat", "--timeout=120s"];
+    tenant.kubectl(&status)?;
+    Ok(())
+}
+
+#[test]
 fn gives_each_replica_a_share() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("deployment")?;
