@@ -101,7 +101,7 @@ obstacles! {
             "the driver root has no nvidia-cuda-mps-control or no nvidia-cuda-mps-server",
             "install the programs of MPS of the NVIDIA driver's release there";
         Exclusive: "compute-mode-exclusive-process",
-            "compute mode is Exclusive_Process, which admits one MPS server or program, whoever comes first",
+            "compute mode is Exclusive_Process, which admits one program or MPS server only",
             "run `nvidia-smi -c DEFAULT -i UUID` on the node";
         Prohibited: "compute-mode-prohibited",
             "compute mode is Prohibited",

@@ -448,7 +448,7 @@ fn lender_gets_its_guarantee_while_others_use_it() {
     assert_eq!(node.page(2).memory_limit_bytes, Some(12 * GIB));
     let mut borrower = node.tenant(1);
     borrower.ok(&take(12)).unwrap();
-    // Within its margin it waits for nothing, and nobody ends.
+    // Within its margin it waits for nothing, and no process ends.
     lender.ok(&format!("memory {}", 256 * MIB)).unwrap();
     assert!(is_alive(borrower.pid()));
     // The first of the two allocations waits until the borrower has ended.
@@ -601,7 +601,7 @@ fn loan_outlives_the_agent() {
     drop(agent);
     another.step(20);
     assert_eq!((limit_gib(&node, 1), lent_gib(&node, 2)), (13, 9));
-    // Nobody borrows any more.
+    // No share borrows any more.
     node.unprepare(1);
     another.step_until("the guarantee", || lent_gib(&node, 2) == 0);
 }

@@ -632,7 +632,7 @@ fn root_of_a_container_redirects_no_spatial_share() {
             assert_eq!(fs::read_to_string(&record).unwrap(), daemon, "{name}");
         }
 
-        // A tenant can end the daemon of its namespace. It is started again, and each claim is told.
+        // A tenant can end the daemon of its namespace. It is started again, and each claim has an event.
         let quit = has_no_effect("an end", "echo quit -t 1 | $CONTROL");
         tenant.attack(&quit, "true");
         eventually("another daemon", || {

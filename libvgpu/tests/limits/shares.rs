@@ -142,7 +142,7 @@ fn waits_for_guaranteed_memory_that_others_use() {
     };
     let first = process.alloc(400 * MIB);
     assert_eq!(demand(), (0, 0), "no demand for what the page has");
-    // More than the guarantee is denied at once, and nobody gives memory back for it.
+    // More than the guarantee is denied at once, and no share gives memory back for it.
     process.denied(&format!("alloc {GIB}"));
     assert_eq!(demand(), (0, 1));
     std::thread::scope(|scope| {

@@ -160,7 +160,7 @@ impl<'c> Sums<'c> {
         Ok(())
     }
 
-    /// Compares all components with the claims, which nobody changes meanwhile. Returns how many differ.
+    /// Compares all components with the claims, which do not change meanwhile. Returns how many differ.
     pub(crate) fn compare(&mut self) -> Result<u64> {
         self.compare_allocator()?;
         let claims = Claims::read(self.cluster, self.tenant.name())?;
