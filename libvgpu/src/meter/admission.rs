@@ -96,12 +96,9 @@ impl Meter {
         let cost = self.costs.get(kind);
         let ns = cost.advance_ns();
         let is_covered = lease.remaining_ns() >= ns;
-        if is_covered && cost.weight().is_some() {
-            lease.spend_admitted(ns);
-            return ns;
-        }
-        // A kind with few samples is sampled at each launch, and the samples taken so far improve its cost.
-        if is_covered && cost.samples() != 0 && !self.samples.is_poll_due(sys::now_us()) {
+        // The samples taken so far improve the cost, which may be so low that no lease ever ends.
+        let is_known = cost.weight().is_some() || cost.samples() != 0;
+        if is_covered && is_known && !self.samples.is_poll_due(sys::now_us()) {
             lease.spend_admitted(ns);
             return ns;
         }

@@ -221,13 +221,14 @@ impl Meter {
                 if pair.is_measured.load(Ordering::Relaxed) != 0
                     && let Some(ns) = elapsed_ns(pair.start.load(Ordering::Relaxed), end)
                 {
+                    let measured_ns = ns.unsigned_abs();
                     if pair.has_after.load(Ordering::Relaxed) != 0
                         && let Some(ns) = elapsed_ns(end, pair.after.load(Ordering::Relaxed))
                     {
                         self.samples.learn_event_time(ns.unsigned_abs());
                     }
-                    let event_ns = self.samples.event_ns.load(Ordering::Relaxed);
-                    self.finish(gpu, pair, ns.unsigned_abs().saturating_sub(event_ns));
+                    let event_ns = self.samples.event_time_within(measured_ns);
+                    self.finish(gpu, pair, measured_ns.saturating_sub(event_ns));
                 }
                 pair.state.store(IDLE, Ordering::Release);
             }
@@ -315,6 +316,12 @@ impl Samples {
         };
         self.event_ns
             .store(learned.min(MAX_EVENT_NS), Ordering::Relaxed);
+    }
+
+    /// Returns the time of an event, which is part of the measured time of a launch, and so not longer.
+    fn event_time_within(&self, measured_ns: u64) -> u64 {
+        let known = self.event_ns.fetch_min(measured_ns, Ordering::Relaxed);
+        known.min(measured_ns)
     }
 
     /// Returns whether the last poll is older than the interval.

@@ -90,6 +90,19 @@ fn charges_short_kernels_without_time_of_events() {
     }
 }
 
+/// A kind whose first launches take no time at all is not free for ever.
+#[test]
+fn learns_cost_of_kind_that_was_free() {
+    let test_bed = crate::test_bed();
+    let (mut tenant, _share) = tenant(&test_bed, 20);
+    tenant.ok("start kernel ns=0 depth=64").unwrap();
+    std::thread::sleep(SETTLE);
+    tenant.ok("stop").unwrap();
+    tenant.ok("start kernel ns=1000000 depth=8").unwrap();
+    crate::assert_part(&test_bed, &tenant, Due::new(20, 2.0));
+    tenant.ok("stop").unwrap();
+}
+
 #[test]
 fn enforces_share_of_synchronized_loops() {
     assert_share(30, 5.0, "kernel ns=5000000 depth=0");
