@@ -9,7 +9,8 @@ use drava_api::{Quantity, names, suspension};
 use drava_explanation::suspension as share;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use super::{Answer, View, Write};
+use super::Write;
+use super::step::{Answer, View};
 use crate::decide::planner::Planner;
 
 impl Planner {
