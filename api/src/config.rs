@@ -415,6 +415,12 @@ pub enum ConfigError {
         "config field suspend.allowed: not together with computePolicy: spatial; the NVIDIA driver cannot checkpoint clients of MPS"
     )]
     SpatialSuspend,
+    /// A claim with `computePolicy: spatial` and a limit beyond its request.
+    #[error(
+        "config field memory.limit: not together with computePolicy: spatial; memory is taken back by ending programs, which disturbs the \
+         others of the same MPS server"
+    )]
+    SpatialBurst,
     /// The field or value is not allowed in its layer.
     #[error(transparent)]
     Forbidden(#[from] ForbiddenField),
@@ -602,6 +608,9 @@ fn resolve_documents(
     }
     if settings.is_spatial() && settings.suspend_allowed == Some(true) {
         return Err(ConfigError::SpatialSuspend);
+    }
+    if settings.is_spatial() && settings.memory_limit.is_some() {
+        return Err(ConfigError::SpatialBurst);
     }
     Ok(settings)
 }

@@ -227,7 +227,7 @@ event_reasons! {
         "A process violated the limits of a claim whose device class has `enforcement: required`, and was killed.",
         "See MemoryOverLimit, ProcessNotCounted and UsageRegionDamaged.";
     ProcessNotCounted: Warning, NodeDriver, "ResourceClaim",
-        "A process of a limited claim uses the GPU without libvgpu; no limit is enforced.",
+        "A process of a limited claim uses the GPU without libvgpu: its GPU time has no limit, and its memory only if the NVIDIA driver limits it.",
         "Use an image with glibc and a dynamically linked program that keeps /etc/ld.so.preload; restart the pod.";
     ProfileConflict: Warning, NodeDriver, "GpuNodeProfile",
         "Another profile selects the node too and applies there, because its name is first.",

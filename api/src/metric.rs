@@ -221,11 +221,13 @@ pub mod driver {
             SHARE_MEMORY_PROCESSES_BYTES = "drava_share_memory_processes_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory of the processes of the share by NVML, with the memory of libcuda, also as far as it is not charged; a process with several shares counts for the first.";
             SHARE_GUARANTEED_RATIO = "drava_share_gpu_time_guaranteed_ratio" Gauge ["namespace", "claim", "share"]
-                "Guaranteed part of the GPU time; 0 is best effort.";
+                "Guaranteed part of the GPU time; 0 is best effort. Absent for a share whose GPU time is not measured.";
+            SHARE_MULTIPROCESSORS_RATIO = "drava_share_multiprocessors_ratio" Gauge ["namespace", "claim", "share"]
+                "Part of the GPU's multiprocessors that the share has; only with computePolicy: spatial.";
             SHARE_GPU_TIME_SECONDS = "drava_share_gpu_time_seconds" Counter ["namespace", "claim", "share"]
-                "GPU time that the share has used.";
+                "GPU time that the share has used; absent where it is not measured.";
             SHARE_THROTTLED_SECONDS = "drava_share_throttled_seconds" Counter ["namespace", "claim", "share"]
-                "Time that launches of the share have waited for GPU time, summed over processes.";
+                "Time that launches of the share have waited for GPU time, summed over processes; absent where it is not measured.";
             SHARE_MEMORY_DENIALS = "drava_share_memory_denials" Counter ["namespace", "claim", "share"]
                 "Allocations that were denied because of the memory limit.";
             SHARE_PROCESSES = "drava_share_processes" Gauge ["namespace", "claim", "share", "state"]

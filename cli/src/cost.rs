@@ -127,9 +127,12 @@ struct Cost {
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<String>,
     requested_gpu_hours: f64,
-    used_gpu_hours: f64,
-    /// What of the requested time was not used.
-    idle_gpu_hours: f64,
+    /// Absent where no GPU time of the claims is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_gpu_hours: Option<f64>,
+    /// What of the requested time was not used, where that is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_gpu_hours: Option<f64>,
     requested_memory_gib_hours: f64,
     /// Absent where no GPU of the claims reports energy.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,8 +230,11 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
         }
         let amount = |of: &BTreeMap<Key, f64>| of.get(key).copied().unwrap_or_default() / HOUR;
         let requested = amount(&amounts.requested_gpu_seconds);
-        let used = amount(&amounts.used_gpu_seconds);
-        let idle = (requested - used).max(0.0);
+        let used = amounts
+            .used_gpu_seconds
+            .get(key)
+            .map(|seconds| seconds / HOUR);
+        let idle = used.map(|used| (requested - used).max(0.0));
         let memory = amount(&amounts.requested_byte_seconds) / GIB;
         let claim = if by_claim { claim.as_str() } else { "" };
         let cost = costs.entry((of, claim)).or_insert_with(|| Cost {
@@ -237,21 +243,32 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
             ..Cost::default()
         });
         cost.requested_gpu_hours += requested;
-        cost.used_gpu_hours += used;
-        cost.idle_gpu_hours += idle;
+        add(&mut cost.used_gpu_hours, used);
+        add(&mut cost.idle_gpu_hours, idle);
         cost.requested_memory_gib_hours += memory;
-        if let Some(joules) = amounts.joules.get(key) {
-            *cost.energy_kilowatt_hours.get_or_insert(0.0) += joules / KILOWATT_HOUR;
-        }
+        let joules = amounts.joules.get(key);
+        add(
+            &mut cost.energy_kilowatt_hours,
+            joules.map(|joules| joules / KILOWATT_HOUR),
+        );
         cost.partition_hours += amount(&amounts.partition_seconds);
         if !prices.is_empty() {
             let price = prices.of(model);
             let of_time = requested * price.gpu_hour;
-            *cost.cost.get_or_insert(0.0) += of_time + memory * price.memory_gib_hour;
-            *cost.idle_cost.get_or_insert(0.0) += idle * price.gpu_hour;
+            let of_memory = memory * price.memory_gib_hour;
+            add(&mut cost.cost, Some(of_time + of_memory));
+            let idle = idle.unwrap_or_default();
+            add(&mut cost.idle_cost, Some(idle * price.gpu_hour));
         }
     }
     costs.into_values().collect()
+}
+
+/// Adds a value, if it is known, to a sum of those that are.
+fn add(sum: &mut Option<f64>, value: Option<f64>) {
+    if let Some(value) = value {
+        *sum.get_or_insert(0.0) += value;
+    }
 }
 
 impl Report {
@@ -281,14 +298,14 @@ impl Report {
             let mut row = vec![cost.namespace.clone()];
             row.extend(cost.claim.clone());
             let amounts = [
-                cost.requested_gpu_hours,
+                Some(cost.requested_gpu_hours),
                 cost.used_gpu_hours,
                 cost.idle_gpu_hours,
-                cost.requested_memory_gib_hours,
+                Some(cost.requested_memory_gib_hours),
+                cost.energy_kilowatt_hours,
             ];
-            row.extend(amounts.map(|hours| format!("{hours:.1}")));
-            let energy = cost.energy_kilowatt_hours;
-            row.push(energy.map_or_else(|| "-".to_owned(), |energy| format!("{energy:.1}")));
+            let text = |amount: f64| format!("{amount:.1}");
+            row.extend(amounts.map(|amount| amount.map_or_else(|| "-".to_owned(), text)));
             let money = cost.cost.into_iter().chain(cost.idle_cost);
             row.extend(money.map(|money| format!("{money:.2}")));
             row
@@ -326,6 +343,8 @@ mod tests {
                 ("a", "x", "H100", 10.0),
                 ("a", "y", "L4", 4.0),
                 ("b", "z", "L4", 0.0),
+                // A spatial share.
+                ("c", "s", "L4", 2.0),
             ]),
             used_gpu_seconds: of(&[
                 ("a", "x", "H100", 4.0),
@@ -361,6 +380,7 @@ mod tests {
 NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   KWH   COST (EUR)   IDLE COST (EUR)
 a           14.0        9.0    6.0    80.0        0.5   34.00        18.00
 b           0.0         2.0    0.0    20.0        -     10.00        0.00
+c           2.0         -      -      0.0         -     2.00         0.00
 without 3.0 hours of MIG partitions, whose size the metrics do not show
 "
         );

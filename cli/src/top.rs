@@ -625,7 +625,7 @@ mod tests {
             "\
 NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
 n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   2 claims (1 pod)
-n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod)
+n1     gpu-1   NVIDIA H100   whole    81 GiB / 81 GiB   100 / 100   0 / 10   default/w (w-pod)
 "
         );
     }
@@ -654,7 +654,7 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
         let table = text(&gpus(&snapshot), &[], false);
         assert!(
             table.contains(
-                "80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod), reserved for x/head\n"
+                "81 GiB / 81 GiB   100 / 100   0 / 10   default/w (w-pod), reserved for x/head\n"
             ),
             "{table}"
         );

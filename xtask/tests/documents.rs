@@ -164,6 +164,32 @@ fn examples_have_a_row() {
     assert!(missing.is_empty(), "docs/examples.md lacks {missing:?}");
 }
 
+/// Who has no demo replaces the image of the examples by the command of the page.
+#[test]
+fn examples_have_the_image_that_their_page_replaces() {
+    let page = fs::read_to_string(root().join("docs/examples.md")).expect("docs/examples.md");
+    let (_, image) = page.split_once("\nsed 's#").expect("a command");
+    let (image, _) = image.split_once('#').expect("the image of the demo");
+    let examples = fs::read_dir(root().join("deploy/examples")).expect("the examples");
+    let files = examples.flat_map(|example| {
+        let folder = example.expect("an example").path();
+        fs::read_dir(folder).expect("the files of an example")
+    });
+    let mut pods = 0;
+    for file in files {
+        let path = file.expect("a file").path();
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let images = text
+            .lines()
+            .filter_map(|line| line.trim_start().strip_prefix("image: "));
+        for found in images {
+            assert_eq!(found, image, "{}", path.display());
+            pods += 1;
+        }
+    }
+    assert!(pods > 40, "{pods} images");
+}
+
 /// All Rust sources of a folder.
 fn sources(folder: &Path) -> String {
     let entries = fs::read_dir(folder).expect("a folder of sources");
@@ -221,6 +247,17 @@ fn troubleshooting_quotes_texts_of_node_driver() {
         .filter(|text| !sources.contains(text))
         .collect();
     assert!(unknown.is_empty(), "{unknown:?}");
+    // Each reason for which a pod waits has a row with what helps.
+    let (_, reasons) = reference
+        .split_once("\n## Reason codes\n")
+        .expect("the reasons");
+    let (reasons, _) = reasons.split_once("\n## ").unwrap_or((reasons, ""));
+    let missing: Vec<&str> = reasons
+        .lines()
+        .filter_map(|row| row.strip_prefix("| `")?.split('`').next())
+        .filter(|code| !codes.contains(code))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]

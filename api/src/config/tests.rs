@@ -301,6 +301,17 @@ fn divides_multiprocessors_by_class_only() {
         refused(Some(&class), json!({"suspend": {"allowed": true}})),
         "config field suspend.allowed: not together with computePolicy: spatial; the NVIDIA driver cannot checkpoint clients of MPS"
     );
+    let class = allocation_config(
+        "FromClass",
+        &[],
+        json!({"computePolicy": "spatial", "memory": {"maxLimit": "16Gi"}}),
+    );
+    let limit = json!({"memory": {"limit": "16Gi", "burst": "unallocated", "reclaim": "kill"}});
+    assert_eq!(
+        refused(Some(&class), limit),
+        "config field memory.limit: not together with computePolicy: spatial; memory is taken back by ending programs, which disturbs \
+         the others of the same MPS server"
+    );
 }
 
 /// Node profiles set defaults of shares whose classes do not know them, and the controller must know the division of a share.

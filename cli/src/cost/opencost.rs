@@ -92,8 +92,6 @@ impl Cost {
         let mut labels = BTreeMap::from([("namespace", self.namespace.clone())]);
         labels.extend(self.claim.clone().map(|claim| ("claim", claim)));
         let mut metadata = BTreeMap::from([
-            ("usedGpuHours", self.used_gpu_hours.to_string()),
-            ("idleGpuHours", self.idle_gpu_hours.to_string()),
             ("idleCost", self.idle_cost.unwrap_or_default().to_string()),
             (
                 "memoryGibHours",
@@ -101,8 +99,13 @@ impl Cost {
             ),
             ("partitionHours", self.partition_hours.to_string()),
         ]);
-        let energy = self.energy_kilowatt_hours;
-        metadata.extend(energy.map(|energy| ("energyKwh", energy.to_string())));
+        let measured = [
+            ("usedGpuHours", self.used_gpu_hours),
+            ("idleGpuHours", self.idle_gpu_hours),
+            ("energyKwh", self.energy_kilowatt_hours),
+        ];
+        let measured = measured.into_iter();
+        metadata.extend(measured.filter_map(|(name, amount)| Some((name, amount?.to_string()))));
         CustomCost {
             metadata,
             account_name: self.namespace.clone(),
@@ -133,8 +136,8 @@ mod tests {
                 namespace: "research".to_owned(),
                 claim: claim.map(str::to_owned),
                 requested_gpu_hours: 4.0,
-                used_gpu_hours: 3.0,
-                idle_gpu_hours: 1.0,
+                used_gpu_hours: Some(3.0),
+                idle_gpu_hours: Some(1.0),
                 requested_memory_gib_hours: 80.5,
                 energy_kilowatt_hours: Some(1.5),
                 partition_hours: 0.0,

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use drava_api::event::EventReason;
-use drava_api::{Quantity, names};
+use drava_api::{DeviceType, Quantity, names};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 
+use super::device::string_attribute;
 use super::state::{ClusterState, Version, is_ready};
 use super::{Fault, Finding};
 
@@ -24,6 +25,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         findings.extend(kubelet(&object, node));
         let mut owners = device_plugins(&object, node);
         owners.extend(other_drivers(state, &object, name));
+        findings.extend(partition_destroyer(state, &object, name));
         // A driver that does not publish because of another owner is not ready.
         let driver = driver(state, &object, name);
         findings.extend(driver.filter(|finding| {
@@ -246,6 +248,38 @@ fn other_drivers(state: &ClusterState, object: &str, node: &str) -> Vec<Finding>
         ),
     };
     drivers.into_iter().map(finding).collect()
+}
+
+/// NVIDIA's DRA driver.
+const NVIDIA_DRIVER: &str = "gpu.nvidia.com";
+
+/// Finds a driver beside drava that creates MIG instances by claim, also of GPUs that drava does not publish: at its start it destroys
+/// the instances on the node that it did not create.
+fn partition_destroyer(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
+    let devices = |driver: &'static str| {
+        let slices = state.slices.iter();
+        let slices =
+            slices.filter(move |slice| slice.spec.driver == driver && of_node(slice, node));
+        slices.flat_map(|slice| slice.spec.devices.iter().flatten())
+    };
+    let is_partition = |device: &Device| {
+        string_attribute(device, names::attribute::TYPE) == Some(DeviceType::Mig.as_str())
+    };
+    // Instances that exist already take nothing from a counter.
+    let is_by_claim = |device: &Device| {
+        let counters = device.consumes_counters.as_ref();
+        is_partition(device) && counters.is_some_and(|counters| !counters.is_empty())
+    };
+    let is_found =
+        devices(names::DRIVER).any(is_partition) && devices(NVIDIA_DRIVER).any(is_by_claim);
+    is_found.then(|| Finding {
+        fault: Fault::OtherDriver,
+        object: object.to_owned(),
+        problem: format!(
+            "DRA driver {NVIDIA_DRIVER} creates MIG partitions by claim, and destroys those of drava when it starts"
+        ),
+        fix: "turn its feature gate DynamicMIG off on nodes where drava has partitions (docs/compatibility.md)".to_owned(),
+    })
 }
 
 /// Returns the UUIDs of GPUs in the attributes of a slice's devices.

@@ -126,7 +126,7 @@ pub(crate) fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
             };
             [
                 json!({"name": format!("gpu-{gpu}"), "attributes": attributes("gpu"), "consumesCounters": consumes(gpu),
-                    "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}}}),
+                    "capacity": {"memory": {"value": "81Gi"}, "cores": {"value": "100"}}}),
                 json!({"name": format!("gpu-{gpu}-vgpu"), "attributes": attributes("vgpu"), "consumesCounters": consumes(gpu), "allowMultipleAllocations": true,
                     "capacity": {
                         "memory": {"value": "80Gi"},

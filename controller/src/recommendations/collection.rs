@@ -176,8 +176,10 @@ impl WorkloadReading {
         self.shares = self.shares.saturating_add(1);
         let guaranteed = Quantity::bytes(whole(usage.limit_bytes - usage.lent_bytes));
         self.current.memory = self.current.memory.max(Some(guaranteed));
-        let cores = u8::try_from(whole((usage.guaranteed * 100.0).round())).unwrap_or(100);
-        self.current.cores = self.current.cores.max(Some(cores));
+        let cores = usage
+            .gpu_time
+            .map(|time| u8::try_from(whole((time.guaranteed * 100.0).round())).unwrap_or(100));
+        self.current.cores = self.current.cores.max(cores);
         let (is_peak_new, is_denied) = match last {
             Some((last, _)) => (
                 usage.peak_bytes > last.peak_bytes,
@@ -195,10 +197,15 @@ impl WorkloadReading {
             self.reading.denied_at_bytes = self.reading.denied_at_bytes.max(limit);
         }
         let Some((last, elapsed)) = last else { return };
-        let used = usage.gpu_seconds - last.gpu_seconds;
+        let used = usage
+            .gpu_time
+            .zip(last.gpu_time)
+            .map(|(time, before)| time.used_seconds - before.used_seconds);
         // A counter that falls is that of a node driver that has started again.
-        if (1..=RECENT_SECONDS).contains(&elapsed.as_secs()) && used >= 0.0 {
-            self.reading.gpu_time.push(used / elapsed.as_secs_f64());
+        let is_continued = used.is_none_or(|used| used >= 0.0);
+        if (1..=RECENT_SECONDS).contains(&elapsed.as_secs()) && is_continued {
+            let ratio = used.map(|used| used / elapsed.as_secs_f64());
+            self.reading.gpu_time.extend(ratio);
             let seconds = self.reading.elapsed_seconds;
             self.reading.elapsed_seconds = seconds.max(elapsed.as_secs());
         }

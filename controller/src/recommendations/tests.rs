@@ -24,7 +24,8 @@ struct Figures {
     used_gib: f64,
     peak_gib: f64,
     denials: f64,
-    gpu_seconds: f64,
+    /// `None` where it is not measured.
+    gpu_seconds: Option<f64>,
 }
 
 /// Metrics of a node driver with a share of claim `web-1-gpu` that has 10 GiB, of which 2 GiB are lent, and 40 cores.
@@ -53,10 +54,12 @@ impl Collector for NodeDriver {
             (metric::SHARE_MEMORY_LIMIT_BYTES, 10.0 * GIB),
             (metric::SHARE_BURST_BYTES, 2.0 * GIB),
             (metric::SHARE_MEMORY_DENIALS, self.0.denials),
-            (metric::SHARE_GUARANTEED_RATIO, 0.4),
-            (metric::SHARE_GPU_TIME_SECONDS, self.0.gpu_seconds),
         ] {
             metric.encode(encoder, [(share, value)])?;
+        }
+        if let Some(seconds) = self.0.gpu_seconds {
+            metric::SHARE_GUARANTEED_RATIO.encode(encoder, [(share, 0.4)])?;
+            metric::SHARE_GPU_TIME_SECONDS.encode(encoder, [(share, seconds)])?;
         }
         Ok(())
     }
@@ -147,7 +150,7 @@ impl TestCluster {
             used_gib: 3.0,
             peak_gib: 4.0,
             denials: 0.0,
-            gpu_seconds: 100.0,
+            gpu_seconds: Some(100.0),
         };
         let state = Arc::new(Mutex::new(State {
             figures: Some(figures),
@@ -256,10 +259,10 @@ async fn writes_what_a_workload_needs() {
     assert_eq!((mib(status.request), status.request.cores), (4736, None));
 
     // From the second reading on, the GPU time is known: 15 s in 300 s.
-    cluster.set(|state| state.figures.as_mut().expect("figures").gpu_seconds = 115.0);
+    cluster.set(|state| state.figures.as_mut().expect("figures").gpu_seconds = Some(115.0));
     assert_eq!(cluster.round(360).await, [status_path.as_str()]);
     assert_eq!(cluster.status().request.cores, Some(10));
-    cluster.set(|state| state.figures.as_mut().expect("figures").gpu_seconds = 130.0);
+    cluster.set(|state| state.figures.as_mut().expect("figures").gpu_seconds = Some(130.0));
     assert_eq!(cluster.round(660).await, [""; 0], "nothing has changed");
     // What is remembered is written after an hour.
     let mut writes = 0;
@@ -301,13 +304,25 @@ async fn another_leader_goes_on_from_the_status() {
             used_gib: 1.0,
             peak_gib: 2.0,
             denials: 3.0,
-            gpu_seconds: 0.0,
+            gpu_seconds: Some(0.0),
         });
     });
     cluster.round(5 * 86_400).await;
     // Denials at the limit of 10 GiB.
     assert_eq!(days(&cluster), [4, 6, 12]);
     assert!(cluster.status().notes.contains(&Note::MemoryWasDenied));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_cores_are_recommended_where_time_is_not_measured() {
+    let mut cluster = TestCluster::new();
+    cluster.set(|state| state.figures.as_mut().expect("figures").gpu_seconds = None);
+    for round in 1..=3 {
+        cluster.round(round * 3600).await;
+    }
+    let status = cluster.status();
+    assert_eq!((status.current.cores, status.request.cores), (None, None));
+    assert_eq!(mib(status.request), 4736);
 }
 
 #[tokio::test(start_paused = true)]

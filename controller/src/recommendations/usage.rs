@@ -43,10 +43,17 @@ pub(super) struct ShareUsage {
     pub(super) lent_bytes: f64,
     /// Allocations that were denied since the share exists.
     pub(super) denials: f64,
-    /// Guaranteed part of the GPU time.
+    /// Its GPU time; `None` where that is not measured.
+    pub(super) gpu_time: Option<GpuTime>,
+}
+
+/// GPU time of a share.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct GpuTime {
+    /// Guaranteed part.
     pub(super) guaranteed: f64,
-    /// GPU time since the share exists, seconds.
-    pub(super) gpu_seconds: f64,
+    /// Used since the share exists, seconds.
+    pub(super) used_seconds: f64,
 }
 
 /// Reads the metrics of a node driver. A share without a memory limit, or one that was not read yet, is left out.
@@ -78,8 +85,12 @@ pub(super) fn shares(text: &str) -> BTreeMap<ShareKey, ShareUsage> {
             limit_bytes: value(&metric::SHARE_MEMORY_LIMIT_BYTES)?,
             lent_bytes: value(&metric::SHARE_BURST_BYTES).unwrap_or(0.0),
             denials: value(&metric::SHARE_MEMORY_DENIALS)?,
-            guaranteed: value(&metric::SHARE_GUARANTEED_RATIO)?,
-            gpu_seconds: value(&metric::SHARE_GPU_TIME_SECONDS)?,
+            gpu_time: value(&metric::SHARE_GUARANTEED_RATIO)
+                .zip(value(&metric::SHARE_GPU_TIME_SECONDS))
+                .map(|(guaranteed, used_seconds)| GpuTime {
+                    guaranteed,
+                    used_seconds,
+                }),
         };
         Some((key, usage))
     });

@@ -12,7 +12,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
 use super::operations::Operations;
 use super::telemetry::{GpuEntry, Xid};
-use crate::agent::share_metrics::{ShareMetrics, ShareViolation};
+use crate::agent::share_metrics::{CoresOf, ShareMetrics, ShareViolation};
 use crate::gpu_health::HealthByGpu;
 use crate::gpu_health::state::Scope;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
@@ -317,11 +317,19 @@ impl Snapshot {
         metric::SHARE_MEMORY_DRIVER_BYTES.encode(encoder, driver)?;
         let processes = each(&|share| bytes(share.figures.processes_bytes?));
         metric::SHARE_MEMORY_PROCESSES_BYTES.encode(encoder, processes)?;
-        let guaranteed = each(&|share| Some(f64::from(share.guaranteed_percent) / 100.0));
+        let part_of = |of: CoresOf, share: &ShareMetrics| {
+            (share.cores_of == of).then(|| f64::from(share.guaranteed_percent) / 100.0)
+        };
+        let guaranteed = each(&|share| part_of(CoresOf::Time, share));
         metric::SHARE_GUARANTEED_RATIO.encode(encoder, guaranteed)?;
-        let gpu_time = each(&|share| Some(seconds(share.gpu_time_us)));
+        let multiprocessors = each(&|share| part_of(CoresOf::Multiprocessors, share));
+        metric::SHARE_MULTIPROCESSORS_RATIO.encode(encoder, multiprocessors)?;
+        // What is not measured is not zero.
+        let time_of =
+            |us: u64, share: &ShareMetrics| (share.cores_of == CoresOf::Time).then(|| seconds(us));
+        let gpu_time = each(&|share| time_of(share.gpu_time_us, share));
         metric::SHARE_GPU_TIME_SECONDS.encode(encoder, gpu_time)?;
-        let throttled = each(&|share| Some(seconds(share.throttled_us)));
+        let throttled = each(&|share| time_of(share.throttled_us, share));
         metric::SHARE_THROTTLED_SECONDS.encode(encoder, throttled)?;
         let denials = each(&|share| Some(share.figures.denied as f64));
         metric::SHARE_MEMORY_DENIALS.encode(encoder, denials)?;

@@ -3,7 +3,8 @@
 use drava_dra_driver::agent::node::nvml_observer::INTERVAL;
 use drava_dra_driver::agent::policy::detection::{
     CONFIRMATIONS, GpuProcess, HEALTHY, RegionProblem, RegionView, ShareView, SuspectedViolation,
-    ViolationChange, ViolationKind, ViolationTracker, check, detect, most_excess_bytes, tolerance,
+    Unenforced, ViolationChange, ViolationKind, ViolationTracker, check, detect, most_excess_bytes,
+    tolerance,
 };
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
@@ -49,6 +50,7 @@ fn share(id: u32, limit_bytes: u64, processes: &[ProcessUsage]) -> ShareView<u32
             processes: processes.to_vec(),
             ..RegionView::default()
         }),
+        without_library: Unenforced::All,
     }
 }
 
@@ -190,6 +192,25 @@ fn reports_process_without_slot() {
     assert_eq!(kinds(&shares, &[process(2, 50 * GIB, &[])]), []);
 }
 
+/// Where the NVIDIA driver limits the memory, only GPU time can lack its limit.
+#[test]
+fn says_what_is_not_enforced_without_library() {
+    for unenforced in [Unenforced::All, Unenforced::GpuTime, Unenforced::Nothing] {
+        let shares = [ShareView {
+            without_library: unenforced,
+            ..share(1, GIB, &[])
+        }];
+        let found = detect("GPU-0", &shares, &[process(2, MIB, &[1])]);
+        let violation = SuspectedViolation::NotCounted {
+            pid: 100_002,
+            name: "python".to_owned(),
+            unenforced,
+        };
+        let expected = (unenforced != Unenforced::Nothing).then_some((1, violation));
+        assert_eq!(found, Vec::from_iter(expected));
+    }
+}
+
 #[test]
 fn reports_use_of_other_gpu_for_share_of_container() {
     let mut stranger = process(2, MIB, &[]);
@@ -210,6 +231,7 @@ fn reports_damaged_region_instead_of_its_processes() {
         limit_bytes: Some(GIB),
         estimate_bytes: 0,
         region: Err(region),
+        without_library: Unenforced::All,
     };
     let problem = RegionProblem::Size {
         found: 10,
@@ -251,6 +273,7 @@ fn reports_violation_once_until_cleared() {
             SuspectedViolation::NotCounted {
                 pid: 7,
                 name: "x".to_owned(),
+                unenforced: Unenforced::All,
             },
         )]
     };
@@ -286,10 +309,13 @@ fn reports_violation_once_until_cleared() {
 #[test]
 fn keeps_violation_while_nvml_does_not_answer() {
     let mut tracker = ViolationTracker::default();
-    let pid = 7;
-    let name = "x".to_owned();
+    let not_counted = SuspectedViolation::NotCounted {
+        pid: 7,
+        name: "x".to_owned(),
+        unenforced: Unenforced::All,
+    };
     let suspected = [
-        (1, SuspectedViolation::NotCounted { pid, name }),
+        (1, not_counted),
         (1, SuspectedViolation::Region(RegionProblem::Slots(9999))),
     ];
     for _ in 0..CONFIRMATIONS {

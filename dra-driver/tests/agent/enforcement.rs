@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use drava_api::config::Enforcement;
 use drava_dra_driver::agent::FindingKind;
 use drava_dra_driver::agent::policy::detection::{
-    RegionProblem, SuspectedViolation, ViolationChange, ViolationKind,
+    RegionProblem, SuspectedViolation, Unenforced, ViolationChange, ViolationKind,
 };
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention::OwnTime;
@@ -220,6 +220,49 @@ fn reports_memory_from_unknown_function_once() {
     drop(honest);
 }
 
+/// A static program in a container whose memory the NVIDIA driver limits exceeds nothing, unless its GPU time has a limit.
+#[test]
+fn process_whose_memory_is_limited_by_driver_lacks_gpu_time_only() {
+    let mut node = TestNode::new();
+    node.enforcement = Enforcement::Required;
+    node.limited_by_driver = true;
+    node.prepare(1, &Limits::memory(2 * GIB));
+    node.enforcement = Enforcement::Report;
+    node.prepare(2, &share_limits(20, ComputePolicy::Fixed));
+    let _agent = node.agent();
+    let mut limited = node.escape(1, "cuMemAlloc_v2", MIB, false);
+    let _unmetered = node.escape(2, "cuMemAlloc_v2", MIB, false);
+    let found = node.await_finding("an uncounted process", |finding| {
+        is_confirmed(finding, ViolationKind::NotCounted)
+    });
+    assert_eq!(found.claim.as_str(), "claim-2");
+    let FindingKind::Violation(ViolationChange::Confirmed(violation)) = found.kind else {
+        panic!("{found:?}");
+    };
+    assert!(
+        matches!(
+            violation,
+            SuspectedViolation::NotCounted {
+                unenforced: Unenforced::GpuTime,
+                ..
+            }
+        ),
+        "{violation:?}"
+    );
+    // It was scanned as often.
+    assert!(
+        limited.is_running(),
+        "a process within its limits was killed"
+    );
+    let findings = node.findings.lock().unwrap();
+    assert!(
+        findings
+            .iter()
+            .all(|finding| finding.claim.as_str() == "claim-2"),
+        "{findings:?}"
+    );
+}
+
 #[test]
 fn kills_process_without_libvgpu_only_if_required() {
     let mut node = TestNode::new();
@@ -236,6 +279,7 @@ fn kills_process_without_libvgpu_only_if_required() {
         let FindingKind::Violation(ViolationChange::Confirmed(SuspectedViolation::NotCounted {
             pid: found,
             name,
+            ..
         })) = found.kind
         else {
             panic!("{found:?}");

@@ -37,6 +37,8 @@ pub(crate) struct TestNode {
     pub(crate) node: Node,
     pub(crate) findings: Arc<Mutex<Vec<Finding>>>,
     pub(crate) enforcement: Enforcement,
+    /// Whether the NVIDIA driver limits the memory of the shares that are prepared.
+    pub(crate) limited_by_driver: bool,
 }
 
 /// A running agent, stopped on drop.
@@ -70,6 +72,7 @@ impl TestNode {
             node,
             findings: Arc::default(),
             enforcement: Enforcement::Report,
+            limited_by_driver: false,
         }
     }
 
@@ -116,6 +119,11 @@ impl TestNode {
         self.node
             .prepare(number, shares, limits, self.enforcement)
             .unwrap();
+        if self.limited_by_driver {
+            let limited =
+                |share: &mut drava_dra_driver::prepare::Share| share.limited_by_driver = true;
+            self.node.change_record(number, limited).unwrap();
+        }
     }
 
     /// Replaces the page of a share, as the driver does with a damaged page, and its record.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use drava_dra_driver::agent::Agent;
 use drava_dra_driver::agent::policy::detection::{
-    EXCESS_FACTOR, GpuProcess, RegionView, ShareView,
+    EXCESS_FACTOR, GpuProcess, RegionView, ShareView, Unenforced,
 };
 use drava_dra_driver::agent::policy::reserve::{
     Correction, FALLS_AFTER, ProcessMemory, RESERVE_FACTOR, Reserve, SCANS, process_memory,
@@ -251,6 +251,7 @@ fn view(id: u32, slots: &[ProcessUsage]) -> ShareView<u32> {
             processes: slots.to_vec(),
             ..RegionView::default()
         }),
+        without_library: Unenforced::All,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use drava_api::condition::ConditionReason;
 use drava_api::metric::{self, BUILD_INFO, Metric, MetricKind, alias, driver as table};
 use drava_dra_driver::agent::share_metrics::ShareViolation;
-use drava_dra_driver::agent::share_metrics::{Figures, ShareMetrics};
+use drava_dra_driver::agent::share_metrics::{CoresOf, Figures, ShareMetrics};
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth};
 use drava_dra_driver::metrics::aliases::WithAliases;
 use drava_dra_driver::metrics::claim_view::{ClaimEntry, Container, DeviceAccess, DeviceEntry};
@@ -77,6 +77,7 @@ fn snapshot() -> Snapshot {
         limit_bytes: Some(8 << 30),
         burst_bytes: Some(2 << 30),
         guaranteed_percent: 30,
+        cores_of: CoresOf::Time,
         gpu_time_us: 1_500_000,
         throttled_us: 250_000,
         idle_since_us: None,
@@ -161,10 +162,14 @@ pub(crate) fn values(text: &str, metric: &Metric) -> Vec<f64> {
 
 #[test]
 fn encodes_every_metric_of_the_table() {
-    let text = text(snapshot());
+    let (text, of_spatial) = (
+        text(snapshot()),
+        text(with_cores_of(CoresOf::Multiprocessors)),
+    );
     for metric in [&BUILD_INFO].into_iter().chain(table::ALL) {
+        let has_samples = |text: &str| !samples(text, metric).is_empty();
         assert!(
-            !samples(&text, metric).is_empty(),
+            has_samples(&text) || has_samples(&of_spatial),
             "{} has no sample",
             metric.name
         );
@@ -172,9 +177,51 @@ fn encodes_every_metric_of_the_table() {
     let types = text.lines().filter(|line| line.starts_with("# TYPE "));
     assert_eq!(
         types.count(),
-        table::ALL.len() + 1,
+        of_snapshot().count() + 1,
         "metrics without description"
     );
+}
+
+/// The metrics of the table that [`snapshot`] has, which has no spatial share.
+fn of_snapshot() -> impl Iterator<Item = &'static Metric> {
+    let of_spatial = table::SHARE_MULTIPROCESSORS_RATIO.name;
+    table::ALL
+        .iter()
+        .filter(move |metric| metric.name != of_spatial)
+}
+
+/// A snapshot whose share has another kind of cores, and no time, because that is not measured.
+fn with_cores_of(cores_of: CoresOf) -> Snapshot {
+    let mut snapshot = snapshot();
+    let share = &mut Arc::get_mut(&mut snapshot.shares).unwrap()[0];
+    *share = ShareMetrics {
+        cores_of,
+        gpu_time_us: 0,
+        throttled_us: 0,
+        ..share.clone()
+    };
+    snapshot
+}
+
+/// Who bills idle time, or recommends cores, takes a time of zero for an idle share.
+#[test]
+fn time_that_is_not_measured_is_absent() {
+    for (cores_of, multiprocessors) in [
+        (CoresOf::Multiprocessors, &[0.3] as &[f64]),
+        (CoresOf::Nothing, &[]),
+    ] {
+        let text = text(with_cores_of(cores_of));
+        for metric in [
+            table::SHARE_GUARANTEED_RATIO,
+            table::SHARE_GPU_TIME_SECONDS,
+            table::SHARE_THROTTLED_SECONDS,
+        ] {
+            assert!(values(&text, &metric).is_empty(), "{}", metric.name);
+        }
+        let found = values(&text, &table::SHARE_MULTIPROCESSORS_RATIO);
+        assert_eq!(found, multiprocessors);
+        assert_eq!(values(&text, &table::SHARE_MEMORY_DENIALS), [7.0]);
+    }
 }
 
 #[test]
@@ -330,7 +377,7 @@ fn openmetrics_parser_accepts_the_exposition() {
         .trim()
         .parse()
         .unwrap();
-    assert_eq!(families, table::ALL.len() + 1);
+    assert_eq!(families, of_snapshot().count() + 1);
 }
 
 #[test]
@@ -376,7 +423,7 @@ fn shows_aliases_with_units_of_hami_and_volcano() {
     ] {
         assert_eq!(values(&text, &metric), expected, "{}", metric.name);
     }
-    for metric in alias::ALL.iter().chain(table::ALL) {
+    for metric in alias::ALL.iter().chain(of_snapshot()) {
         assert!(!values(&text, metric).is_empty(), "{}", metric.name);
     }
 }

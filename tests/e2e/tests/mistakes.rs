@@ -147,7 +147,7 @@ fn answered(
     })
 }
 
-/// Prints the times, which docs/mistakes.md has.
+/// Prints the times until each report.
 #[test]
 fn answers_mistakes_where_the_page_says() -> Result<()> {
     let cluster = TestCluster::attach()?;

@@ -226,7 +226,9 @@ const EFFECTS: [Effect; 13] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 20] = [
+const REJECTED: [(&str, &str); 21] = [
+    // To the programs it is the name of a module.
+    ("log.level=verbose", "'/log/level'"),
     ("image.digests.driver=latest", "'/image/digests/driver'"),
     (
         "compatibility.nodes.labels={gpu}",

@@ -94,6 +94,45 @@ fn finds_other_owners_of_gpus() {
 }
 
 #[test]
+fn finds_driver_that_destroys_partitions() {
+    let partition = |driver: &str, uuid: &str, has_counters: bool| {
+        let attributes = json!({"type": {"string": "mig"}, "uuid": {"string": uuid}});
+        let mut partition = json!({"name": "gpu-1-mig", "attributes": attributes});
+        if has_counters {
+            let counters = json!({"memory-slice-0": {"value": "1"}});
+            partition["consumesCounters"] = json!([{"counterSet": "gpu-1", "counters": counters}]);
+        }
+        object::<ResourceSlice>(slice(driver, partition))
+    };
+    let found = |own: bool, has_counters: bool| {
+        text(|state| {
+            state
+                .slices
+                .push(partition("gpu.nvidia.com", "GPU-8", has_counters));
+            if own {
+                state.slices.push(partition(names::DRIVER, "GPU-9", true));
+            }
+        })
+    };
+    assert!(
+        found(true, true).contains(
+            "node n1: DRA driver gpu.nvidia.com creates MIG partitions by claim, and destroys those of drava when it starts; turn its \
+             feature gate DynamicMIG off"
+        ),
+        "{}",
+        found(true, true)
+    );
+    assert!(
+        !found(false, true).contains("DynamicMIG"),
+        "drava has no partitions"
+    );
+    assert!(
+        !found(true, false).contains("DynamicMIG"),
+        "of instances that exist"
+    );
+}
+
+#[test]
 fn finds_dropped_fields() {
     for (field, gate) in [
         ("allowMultipleAllocations", "DRAConsumableCapacity"),

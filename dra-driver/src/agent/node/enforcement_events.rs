@@ -11,7 +11,9 @@ use drava_api::event::EventReason;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::policy::detection::{SuspectedViolation, ViolationChange, ViolationKind};
+use crate::agent::policy::detection::{
+    SuspectedViolation, Unenforced, ViolationChange, ViolationKind,
+};
 use crate::agent::policy::share_metrics::ShareViolation;
 use crate::agent::{Finding, FindingKind};
 use crate::gpus::inventory::State;
@@ -310,10 +312,19 @@ fn violation(suspected: &SuspectedViolation) -> Violation {
                 limit_bytes / MIB
             ),
         },
-        SuspectedViolation::NotCounted { pid, name } => Violation {
+        SuspectedViolation::NotCounted {
+            pid,
+            name,
+            unenforced,
+        } => Violation {
             reason: ConditionReason::ProcessNotCounted,
             message: format!(
-                "process {pid} ({name}) uses the GPU without libvgpu; no limit is enforced"
+                "process {pid} ({name}) uses the GPU without libvgpu; {}",
+                match unenforced {
+                    Unenforced::All => "no limit is enforced",
+                    Unenforced::GpuTime | Unenforced::Nothing =>
+                        "the NVIDIA driver limits its memory, and nothing its GPU time",
+                }
             ),
         },
         SuspectedViolation::Region(problem) => Violation {

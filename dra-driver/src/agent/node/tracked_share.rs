@@ -17,11 +17,11 @@ use super::{ShareKey, now_us};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
 use crate::agent::policy::burst::{Loan, ShareMemory, idle_bytes};
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
-use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation};
+use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation, Unenforced};
 use crate::agent::policy::idle::{Evidence, IdleTracker};
 use crate::agent::policy::occupancy::Occupancy;
 use crate::agent::policy::reserve::{ProcessMemory, Reserve};
-use crate::agent::policy::share_metrics::{self, CounterTotals, ShareMetrics};
+use crate::agent::policy::share_metrics::{self, CoresOf, CounterTotals, ShareMetrics};
 use crate::agent::policy::usage_counters::UsageCounters;
 use crate::gpus::capacity::ShareTotals;
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
@@ -158,6 +158,8 @@ pub struct TrackedShare {
     pub claim_gpus: BTreeSet<GpuUuid>,
     /// Whether processes that violate its limits are killed.
     pub enforcement: Enforcement,
+    is_spatial: bool,
+    is_limited_by_driver: bool,
     /// When the agent opened its files, µs.
     pub since_us: u64,
     /// Its role by priority.
@@ -241,6 +243,8 @@ impl TrackedShare {
             gpu: GpuUuid::new(device.gpu.uuid.clone()),
             claim_gpus: record.gpus(),
             enforcement: share.enforcement,
+            is_spatial: share.is_spatial(),
+            is_limited_by_driver: share.limited_by_driver,
             since_us: now_us,
             role: PriorityRole::default(),
             region: UsageRegion::open(&layout.usage(uid, &share.id)),
@@ -686,6 +690,11 @@ impl TrackedShare {
             limit_bytes: limit_bytes.map(|limit| lowered.fold(limit, u64::max)),
             estimate_bytes,
             region: region.verify().and_then(|()| region.view(buffer)),
+            without_library: match (self.is_limited_by_driver, self.page.limits().compute_policy) {
+                (false, _) => Unenforced::All,
+                (true, ComputePolicy::Balance | ComputePolicy::Fixed) => Unenforced::GpuTime,
+                (true, ComputePolicy::None) => Unenforced::Nothing,
+            },
         }
     }
 
@@ -750,6 +759,11 @@ impl TrackedShare {
                 .and(limits.memory_limit_bytes)
                 .map(|limit| limit.saturating_sub(self.memory.held_bytes)),
             guaranteed_percent: limits.cores.percent(),
+            cores_of: match limits.compute_policy {
+                ComputePolicy::Balance | ComputePolicy::Fixed => CoresOf::Time,
+                ComputePolicy::None if self.is_spatial => CoresOf::Multiprocessors,
+                ComputePolicy::None => CoresOf::Nothing,
+            },
             gpu_time_us: self.totals.gpu_time_us(),
             throttled_us: self.totals.throttled_us(),
             // A share without processes is scanned rarely.

@@ -6,7 +6,7 @@
 //! | Suspected violation | Condition |
 //! |---|---|
 //! | over the limit | by NVML, the processes of the share use more than its limit and the [`tolerance`] of each, at most twice the limit |
-//! | not counted | a process with a context, in a container of the share, has no slot in its region |
+//! | not counted | a process with a context, in a container of the share, has no slot in its region, and some limit of the share needs libvgpu |
 //! | region damaged | the region is missing, has a wrong size or type, or contradicts itself |
 //! | other GPU | a process, in a container of the share, has a context on a GPU that its claim does not have |
 //!
@@ -99,6 +99,17 @@ pub struct RegionView {
     pub processes: Vec<ProcessUsage>,
 }
 
+/// What of the limits of a share does not hold for a process without libvgpu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unenforced {
+    /// Neither memory nor GPU time.
+    All,
+    /// GPU time: the NVIDIA driver limits memory.
+    GpuTime,
+    /// Nothing: the NVIDIA driver limits memory, and GPU time has no limit, or not one of libvgpu.
+    Nothing,
+}
+
 /// A share in one scan.
 #[derive(Debug, Clone)]
 pub struct ShareView<Id> {
@@ -110,6 +121,8 @@ pub struct ShareView<Id> {
     pub estimate_bytes: u64,
     /// Its region.
     pub region: Result<RegionView, RegionProblem>,
+    /// What does not hold for processes without libvgpu.
+    pub without_library: Unenforced,
 }
 
 /// A process that NVML lists on the GPU, with its description from `/proc`.
@@ -147,6 +160,8 @@ pub enum SuspectedViolation {
         pid: u32,
         /// Name of its program.
         name: String,
+        /// What does not hold for it.
+        unenforced: Unenforced,
     },
     /// The region is damaged.
     Region(RegionProblem),
@@ -226,8 +241,15 @@ pub fn detect<Id: Ord + Copy>(
         if let Some(first) = process.shares.first()
             && !own.any(|id| is_counted(shares, *id, process.owner))
         {
-            let (pid, name) = (process.pid, process.name.clone());
-            found.push((*first, SuspectedViolation::NotCounted { pid, name }));
+            let share = shares.iter().find(|share| share.id == *first);
+            let unenforced = share.map_or(Unenforced::All, |share| share.without_library);
+            let violation = SuspectedViolation::NotCounted {
+                pid: process.pid,
+                name: process.name.clone(),
+                unenforced,
+            };
+            let is_violation = unenforced != Unenforced::Nothing;
+            found.extend(is_violation.then_some((*first, violation)));
         }
     }
     // A process may use any share of its container, so shares of one container are judged together.

@@ -9,6 +9,17 @@ use super::detection::{GpuProcess, RegionView, SuspectedViolation};
 use super::usage_counters::UsageCounters;
 use crate::node::claim::{ClaimUid, ShareId};
 
+/// What of the GPU the cores of a share are a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CoresOf {
+    /// Its time, which is measured.
+    Time,
+    /// Its multiprocessors: the programs of several shares run at once, and nothing measures their time.
+    Multiprocessors,
+    /// Nothing: its time is neither limited nor measured.
+    Nothing,
+}
+
 /// Metrics of a share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareMetrics {
@@ -20,8 +31,10 @@ pub struct ShareMetrics {
     pub limit_bytes: Option<u64>,
     /// Part of it beyond the guarantee; `None` for a share that gets its guarantee only.
     pub burst_bytes: Option<u64>,
-    /// Guaranteed GPU time, percent.
+    /// Its cores, percent.
     pub guaranteed_percent: u32,
+    /// What these are a part of.
+    pub cores_of: CoresOf,
     /// GPU time used.
     pub gpu_time_us: u64,
     /// Time that launches have waited.
