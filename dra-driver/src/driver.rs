@@ -63,6 +63,7 @@ mod records;
 mod suspend;
 
 use active::Active;
+pub use idle::IdleTimes;
 
 /// Time between two attempts to install the artifacts.
 const RETRY: Duration = Duration::from_secs(5);
@@ -115,6 +116,8 @@ pub struct Config {
     pub guard: profile::Guard,
     /// Times between periodic checks of node profiles.
     pub profile_intervals: profile::Intervals,
+    /// When idle shares are reported.
+    pub idle: IdleTimes,
 }
 
 /// Fatal error of the driver.
@@ -426,6 +429,7 @@ impl Shared {
             allocatable: active::allocatable(self.gpus.clone()),
             missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
             metrics: self.metrics.shares.clone(),
+            idle_after: self.config.idle.after,
         };
         let suspend = SuspendNode {
             layout: self.layout.clone(),
@@ -450,6 +454,7 @@ impl Shared {
             metrics: self.metrics.clone(),
             sockets: self.sockets.clone(),
             orphan_grace: self.config.orphan_grace,
+            idle_retry: self.config.idle.retry,
             reconcile_request: Arc::clone(&self.reconcile),
             stop: self.stop.clone(),
         };

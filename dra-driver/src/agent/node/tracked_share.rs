@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::time::Duration;
 
 use drava_api::config::{Enforcement, Priority};
 use drava_nvml::GpuUuid;
@@ -205,6 +206,7 @@ impl TrackedShare {
         device: &Prepared,
         share: &Share,
         opened: Opened,
+        idle_after: Duration,
         now_us: u64,
     ) -> io::Result<Self> {
         let uid = &record.claim.uid;
@@ -255,7 +257,7 @@ impl TrackedShare {
             page,
             totals: CounterTotals::default(),
             figures: None,
-            idle: IdleTracker::default(),
+            idle: IdleTracker::new(idle_after),
         })
     }
 
