@@ -130,6 +130,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         delivery,
         paths,
         proc_root: PathBuf::from("/proc"),
+        boot_id_file: PathBuf::from(driver::BOOT_ID),
         // The file of this process, also after it was replaced.
         program: PathBuf::from("/proc/self/exe"),
         labels,

@@ -29,6 +29,8 @@ pub struct SuspendNode {
     pub open: OpenLibrary,
     /// Calls libcuda.
     pub checkpointer: Checkpointer,
+    /// Boot of the node: no process survives it.
+    pub boot_id: String,
 }
 
 /// A call about a process failed.
@@ -97,6 +99,7 @@ impl SuspendNode {
             share: share.id.clone(),
         };
         let mut look = Look {
+            boot_id: self.boot_id.clone(),
             page_waits,
             is_demanded,
             is_free: true,

@@ -65,6 +65,7 @@ impl Fixture {
                 checkpointer: Checkpointer::new(program, config.proc_root.clone()),
                 proc_root: config.proc_root,
                 open: config.open,
+                boot_id: "boot".to_owned(),
             },
             libcuda: node.test_bed.machine().lib_dir().join("libcuda.so.1"),
             agent: Some(node.agent()),
@@ -409,6 +410,29 @@ fn driver_goes_on_from_any_step_in_the_direction_of_the_intent() {
 }
 
 #[test]
+fn state_of_suspended_share_is_lost_with_the_boot_of_the_node() {
+    let mut fixture = Fixture::new();
+    let tenant = fixture.tenant();
+    fixture.suspend();
+    tenant.kill().unwrap();
+    assert_eq!(fixture.step(), Step::Done, "its container restarts");
+    fixture.suspend.boot_id = "next".to_owned();
+    assert_eq!(
+        fixture.step(),
+        Step::Answer(ConditionReason::StateLost),
+        "it was restarted with the node"
+    );
+    assert_eq!(fixture.step(), Step::Done);
+    // As for a pod that cannot be evicted.
+    fixture.resume();
+    let mut again = fixture.tenant();
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+    fixture.resume();
+    again.ok("once 1000").unwrap();
+}
+
+#[test]
 fn killed_processes_leave_nothing_to_resume() {
     let mut fixture = Fixture::new();
     let tenant = fixture.tenant();
@@ -476,6 +500,7 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
             processes: Vec::new(),
             bytes: 0,
             millis: 0,
+            boot_id: String::new(),
         });
     };
     fixture.node.node.change_record(CLAIM, change).unwrap();

@@ -200,6 +200,7 @@ impl TestCluster {
             delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
             proc_root: self.node.root.path().join("proc"),
+            boot_id_file: PathBuf::from(driver::BOOT_ID),
             program: PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver")),
             labels: Labels::Off,
             runtime_classes: vec!["kata-with-cdi".to_owned()],

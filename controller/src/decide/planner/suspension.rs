@@ -97,6 +97,8 @@ enum Answer {
     Running,
     /// They are suspended.
     Suspended,
+    /// They are suspended, and their state is lost.
+    Lost,
     /// They are being resumed, or the answer is of an earlier intent.
     Resuming,
     /// They cannot be suspended.
@@ -156,6 +158,8 @@ enum Step {
     Withdraw,
     /// Withdraw the intent if the share fits.
     Resume,
+    /// Evict the pod.
+    Evict,
 }
 
 impl View {
@@ -166,7 +170,9 @@ impl View {
             answers.any(|answer| answer.status == status)
         };
         let mut answers = suspension::answers(claim);
-        let answer = if suspension::is_suspended(claim) {
+        let answer = if suspension::is_lost(claim) {
+            Answer::Lost
+        } else if suspension::is_suspended(claim) {
             Answer::Suspended
         } else if suspension::refusal(claim).is_some() {
             Answer::Refused
@@ -193,6 +199,7 @@ impl View {
     const fn step(self) -> Step {
         match (self.is_intended, self.answer) {
             (true, _) if !self.is_allocated => Step::Withdraw,
+            (true, Answer::Lost) => Step::Evict,
             (true, _) if matches!(self.rest, Rest::Wished) => Step::TakeOver,
             (true, _) if self.is_wished => Step::Nothing,
             // It has made room for a pod that takes it next.
@@ -204,7 +211,9 @@ impl View {
             (true, Answer::Running | Answer::Resuming) if self.is_awaited => Step::Nothing,
             (true, Answer::Running | Answer::Resuming) => Step::Withdraw,
             // An intent now would meet the answer to the one before.
-            (false, Answer::Resuming | Answer::Suspended | Answer::Refused) => Step::Nothing,
+            (false, Answer::Resuming | Answer::Suspended | Answer::Lost | Answer::Refused) => {
+                Step::Nothing
+            }
             (false, _) if self.is_allocated && self.is_wished => Step::Intend,
             (false, _) => Step::Nothing,
         }
@@ -430,6 +439,12 @@ impl Planner {
                 }
                 None
             }
+            Step::Evict => {
+                self.decide_again(key, Some(now + EVICTION_RETRY));
+                let state = "the node was restarted while its share was suspended, so the state of its programs is lost";
+                self.evict_suspended(key, state.to_owned(), time, actions);
+                None
+            }
             Step::Resume if self.has_undecided_pods() => {
                 self.wait_for_room(key, now);
                 None
@@ -444,7 +459,8 @@ impl Planner {
                     let room = share::room(&device, &lacking);
                     let end = match share::ends_at(&claim) {
                         Some(end) if end <= time.time.0 => {
-                            self.evict_expired(key, &claim, &room, time, actions);
+                            let state = expired_state(&claim, &room);
+                            self.evict_suspended(key, state, time, actions);
                             return;
                         }
                         Some(end) => format!("; its pod is evicted at {end} otherwise"),
@@ -474,12 +490,11 @@ impl Planner {
         Some((PendingEvent::suspension_refused, message))
     }
 
-    /// Starts the eviction of a pod whose share is suspended for longer than it may be.
-    fn evict_expired(
+    /// Starts the eviction of a pod whose share is suspended and does not stay so.
+    fn evict_suspended(
         &mut self,
         key: &ObjectKey,
-        claim: &ResourceClaim,
-        room: &str,
+        state: String,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
@@ -493,14 +508,6 @@ impl Planner {
         if is_ending || retry.is_some_and(|retry| time.instant < retry) {
             return;
         }
-        let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
-        let limit = share::check(claim).ok();
-        let limit = limit.and_then(|settings| settings.max_suspend);
-        let limit = limit.map(|limit| format!(" ({limit})"));
-        let state = format!(
-            "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
-            limit.unwrap_or_default()
-        );
         let (uid, victim) = (
             uid.to_owned(),
             Victim {
@@ -803,6 +810,18 @@ impl Planner {
     }
 }
 
+/// Returns why the pod of a share is evicted that has been suspended for longer than it may be.
+fn expired_state(claim: &ResourceClaim, room: &str) -> String {
+    let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
+    let limit = share::check(claim).ok();
+    let limit = limit.and_then(|settings| settings.max_suspend);
+    let limit = limit.map(|limit| format!(" ({limit})"));
+    format!(
+        "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
+        limit.unwrap_or_default()
+    )
+}
+
 /// An event of a pod with this message.
 type OfPod = fn(ObjectReference, &str) -> PendingEvent;
 
@@ -828,7 +847,7 @@ mod tests {
             is_awaited,
             rest: Rest::None,
         };
-        use Answer::{Refused, Resuming, Running, Suspended};
+        use Answer::{Lost, Refused, Resuming, Running, Suspended};
         let cases = [
             // Nothing is wanted.
             (view(false, false, Running, false), Step::Nothing),
@@ -843,6 +862,10 @@ mod tests {
             (view(true, false, Running, true), Step::Nothing),
             (view(true, false, Refused, true), Step::Withdraw),
             (view(true, false, Suspended, true), Step::Nothing),
+            // The node was restarted.
+            (view(true, false, Lost, true), Step::Evict),
+            (view(true, true, Lost, false), Step::Evict),
+            (view(false, true, Lost, false), Step::Nothing),
             // The answer to the intent before has not been taken back.
             (view(false, true, Suspended, false), Step::Nothing),
             (view(false, true, Resuming, false), Step::Nothing),
