@@ -331,6 +331,39 @@ fn process_that_cannot_be_locked_unlocks_the_other() {
 }
 
 #[test]
+fn process_in_uninterruptible_sleep_fails_before_any_lock() {
+    let mut fixture = Fixture::new();
+    let (mut first, mut asleep) = (fixture.tenant(), fixture.tenant());
+    let used = fixture.used_bytes();
+    // libcuda's lock of it returns when that ends.
+    asleep.send("vfork").unwrap();
+    let process = PathBuf::from(format!("/proc/{}", asleep.pid()));
+    let read = |file: &str| std::fs::read_to_string(process.join(file)).unwrap();
+    let is_asleep = || read("stat").contains(") D ");
+    eventually("the sleep", || is_asleep().then_some(()));
+    let lock = fixture.settle_before_step(|step| matches!(step, Step::Lock(_)));
+    fixture.take(&lock);
+    let (reason, message) = fixture.failure.clone().unwrap();
+    assert_eq!(reason, ConditionReason::SuspendFailed);
+    let expected = format!("cannot lock process {} of the node: a thread", asleep.pid());
+    assert!(message.starts_with(&expected), "{message}");
+    first.ok("once 1000").unwrap();
+    fixture.settle();
+    assert!(is_asleep(), "all of this happens meanwhile");
+    assert_eq!(fixture.answers, [ConditionReason::SuspendFailed]);
+    assert_eq!(fixture.used_bytes(), used);
+    assert_eq!(fixture.node.word(CLAIM, SUSPENDED_OFFSET), 0);
+    // Later it can.
+    fixture.failure = None;
+    let child = read(&format!("task/{}/children", asleep.pid()));
+    let killed = Command::new("kill").args(["-KILL", child.trim()]).status();
+    assert!(killed.unwrap().success(), "{child}");
+    assert!(asleep.receive().unwrap().starts_with("0"));
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+}
+
+#[test]
 fn first_call_of_suspended_process_demands_its_resume() {
     let mut fixture = Fixture::new();
     let mut tenant = fixture.tenant();

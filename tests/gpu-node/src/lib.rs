@@ -202,7 +202,7 @@ impl Node {
         let real = PathBuf::from(format!("/proc/{pid}"));
         let shown = self.proc_root().join(pid.to_string());
         fs::create_dir_all(&shown)?;
-        for name in ["stat", "status", "ns", "cgroup"] {
+        for name in ["stat", "status", "ns", "cgroup", "task"] {
             symlink(real.join(name), shown.join(name))?;
         }
         let claims = self.layout.claims();
