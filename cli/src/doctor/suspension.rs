@@ -1,8 +1,8 @@
 //! Shares whose config allows their suspension, and which cannot be suspended.
 
 use drava_api::suspension::{is_intended, refusal};
+use drava_explanation::printable;
 use drava_explanation::suspension::{self, HostTraits};
-use drava_explanation::terminal::printable;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
