@@ -196,7 +196,10 @@ fn deleted_pod_of_suspended_share_leaves_nothing() -> Result<()> {
         // Its program ends with the pod, while it stands still.
         let held = holder.join();
         let held = held.map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-        ensure!(held.as_ref().map_or(true, |held| held.code != 0), "{held:?}");
+        ensure!(
+            held.as_ref().map_or(true, |held| held.code != 0),
+            "{held:?}"
+        );
         Ok(())
     })?;
     // No claim counts any more, for the controller and for the node.
@@ -215,7 +218,10 @@ fn deleted_pod_of_suspended_share_leaves_nothing() -> Result<()> {
     );
     cluster.check_allocations()?;
     let text = cluster.metrics("driver", DRIVER_PORT)?;
-    let series = format!("drava_share_suspended_bytes{{namespace=\"{}\"", tenant.name());
+    let series = format!(
+        "drava_share_suspended_bytes{{namespace=\"{}\"",
+        tenant.name()
+    );
     ensure!(!text.contains(&series), "{text}");
     tenant.delete_pods(&["next", "other"])?;
     node.wait_until_clean()?;
