@@ -434,7 +434,7 @@ impl Shared {
             allocatable: active::allocatable(self.gpus.clone()),
             missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
             metrics: self.metrics.shares.clone(),
-            idle_after: self.config.idle.after,
+            idle_after_us: self.config.idle.after_us,
         };
         let suspend = SuspendNode {
             layout: self.layout.clone(),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::node::now_us;
-use crate::agent::policy::idle::FIRST;
+use crate::agent::policy::idle::FIRST_US;
 use crate::agent::policy::share_metrics::ShareMetrics;
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::node::claim::{ClaimUid, ShareId};
@@ -24,8 +24,8 @@ use crate::report;
 /// Times of reports.
 #[derive(Debug, Clone, Copy)]
 pub struct IdleTimes {
-    /// Time without GPU time after which a share is reported as idle.
-    pub after: Duration,
+    /// Time without GPU time after which a share is reported as idle, µs.
+    pub after_us: u64,
     /// Time until a write that failed is repeated.
     pub retry: Duration,
 }
@@ -33,7 +33,7 @@ pub struct IdleTimes {
 impl Default for IdleTimes {
     fn default() -> Self {
         Self {
-            after: FIRST,
+            after_us: FIRST_US,
             retry: Duration::from_secs(20),
         }
     }

@@ -68,7 +68,7 @@ fn with_agent<T>(node: &TestNode, work: impl FnOnce() -> T) -> T {
         allocatable: Arc::new(|_| Some(80 * GIB)),
         missed_reclaims: MissedReclaims::default(),
         metrics: watch::Sender::new(Arc::default()),
-        idle_after: idle::FIRST,
+        idle_after_us: idle::FIRST_US,
     };
     let stop = CancellationToken::new();
     std::thread::scope(|scope| {

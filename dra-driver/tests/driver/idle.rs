@@ -19,7 +19,7 @@ const PIDS: [u32; 2] = [101, 102];
 async fn start(cluster: &TestCluster) -> (Running, Plugin) {
     let config = Config {
         idle: IdleTimes {
-            after: Duration::from_millis(200),
+            after_us: 200_000,
             retry: Duration::from_millis(100),
         },
         ..cluster.config()

@@ -230,7 +230,7 @@ impl Node {
             allocatable: Arc::new(|_| None),
             missed_reclaims: MissedReclaims::default(),
             metrics: watch::Sender::new(Arc::default()),
-            idle_after: idle::FIRST,
+            idle_after_us: idle::FIRST_US,
         }
     }
 }

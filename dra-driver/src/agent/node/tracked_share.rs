@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Duration;
 
 use drava_api::config::{Enforcement, Priority};
 use drava_nvml::GpuUuid;
@@ -206,7 +205,7 @@ impl TrackedShare {
         device: &Prepared,
         share: &Share,
         opened: Opened,
-        idle_after: Duration,
+        idle_after_us: u64,
         now_us: u64,
     ) -> io::Result<Self> {
         let uid = &record.claim.uid;
@@ -257,7 +256,7 @@ impl TrackedShare {
             page,
             totals: CounterTotals::default(),
             figures: None,
-            idle: IdleTracker::new(idle_after),
+            idle: IdleTracker::new(idle_after_us),
         })
     }
 

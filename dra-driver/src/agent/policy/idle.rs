@@ -3,10 +3,8 @@
 //! A period begins anew with each sign of GPU time, with each restart of the agent and when a suspended share is resumed: what was
 //! not measured is not idle. The level is reported after a minute; a share whose level changes often is reported less often.
 
-use std::time::Duration;
-
-/// Time without GPU time after which a share is reported as idle.
-pub const FIRST: Duration = Duration::from_secs(60);
+/// Time without GPU time after which a share is reported as idle, µs.
+pub const FIRST_US: u64 = 60_000_000;
 
 /// Longest such time, in first ones, and length of an idle period after which the next one is reported after the first time again.
 const LAST_FACTOR: u64 = 10;
@@ -41,10 +39,9 @@ pub struct IdleTracker {
 }
 
 impl IdleTracker {
-    /// Follows a share that is reported as idle after `first`, see [`FIRST`].
+    /// Follows a share that is reported as idle after `first_us`, see [`FIRST_US`].
     #[must_use]
-    pub fn new(first: Duration) -> Self {
-        let first_us = u64::try_from(first.as_micros()).unwrap_or(u64::MAX);
+    pub const fn new(first_us: u64) -> Self {
         Self {
             last: None,
             since_us: 0,
@@ -105,7 +102,7 @@ mod tests {
     impl Share {
         fn new() -> Self {
             let mut share = Self {
-                tracker: IdleTracker::new(FIRST),
+                tracker: IdleTracker::new(FIRST_US),
                 now_us: 100 * SECOND_US,
                 seen: Evidence::default(),
             };
