@@ -141,6 +141,7 @@ condition_reasons! {
     Suspended: Suspended, true, "All processes are checkpointed and NVML shows none of their memory, or there are no \
         processes. New processes wait.";
     Demanded: Suspended, true, "As Suspended, and a program of the share has called CUDA since: it waits until the share is resumed.";
+    StateLost: Suspended, true, "As Suspended, and the node was restarted since: the state of its programs is lost, so its pod is evicted.";
     Resuming: Suspended, false, "The processes are being restored: the claim uses its GPU memory again.";
     Resumed: Suspended, false, "All processes run.";
     SuspendRefused: Suspended, false, "The shares cannot be suspended. Nothing was locked, or all was unlocked again.";

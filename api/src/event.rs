@@ -217,8 +217,8 @@ event_reasons! {
          still, and their GPU memory is in host memory.",
         "None: the share is resumed when its amounts are free on its GPU; after `kubectl drava suspend`, with `kubectl drava resume`.";
     SuspensionExpired: Warning, Controller, "Pod",
-        "The share of the pod was suspended for another pod for longer than its `suspend.maxSuspendSeconds`, so the pod is evicted: its \
-         workload starts it again where there is room.",
+        "The share of the pod was suspended for another pod for longer than its `suspend.maxSuspendSeconds`, or its node was restarted while \
+         it was suspended, so the pod is evicted: its workload starts it again where there is room.",
         "None if a workload recreates the pod. If the pod cannot be evicted, follow the message.";
     SuspensionRefused: Warning, Controller, "Pod",
         "The share of the pod was to be suspended, for a user or for a pod of higher priority, and cannot be; the message says why.",

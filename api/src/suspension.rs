@@ -76,6 +76,13 @@ pub fn is_demanded(claim: &ResourceClaim) -> bool {
     answers(claim).any(|answer| answer.reason == ConditionReason::Demanded.as_str())
 }
 
+/// Returns whether the claim is suspended, and the state of its programs is lost.
+#[must_use]
+pub fn is_lost(claim: &ResourceClaim) -> bool {
+    is_suspended(claim)
+        && answers(claim).any(|answer| answer.reason == ConditionReason::StateLost.as_str())
+}
+
 /// Returns since when the claim's only share has used no GPU time. Time before it was resumed last does not count: its programs
 /// stood still.
 #[must_use]

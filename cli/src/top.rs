@@ -10,8 +10,9 @@ use drava_allocator::pool::Pool;
 use drava_allocator::reason::bytes;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse, Usage};
 use drava_api::leader::ReservedClaim;
-use drava_api::{DeviceType, Quantity, names};
+use drava_api::{DeviceType, Quantity, names, suspension};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
 use crate::natural;
@@ -131,6 +132,9 @@ pub(crate) struct GpuClaim {
     /// What it gets back when it is resumed, if it is suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) suspended: Option<SuspendedAmounts>,
+    /// Since when it has used no GPU time, if it is a share that runs and is idle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_since: Option<Timestamp>,
     pub(crate) pods: Vec<String>,
     /// What it uses at the moment, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -204,6 +208,8 @@ struct Index<'a> {
     reservations: Vec<&'a ReservedClaim>,
     allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
     pods: BTreeMap<&'a str, Vec<String>>,
+    /// Since when the shares of claims are idle, by the UIDs of the claims.
+    idle: BTreeMap<&'a str, Timestamp>,
 }
 
 impl<'a> Index<'a> {
@@ -223,7 +229,12 @@ impl<'a> Index<'a> {
                 .filter(|consumer| consumer.resource == "pods");
             Some((uid, pods.map(|pod| pod.name.clone()).collect()))
         });
+        let idle = snapshot.claims.iter().filter_map(|claim| {
+            let since = suspension::idle_since(claim)?;
+            Some((claim.metadata.uid.as_deref()?, since))
+        });
         Self {
+            idle: idle.collect(),
             reservations: reservations(snapshot),
             pods: pods.collect(),
             allocated,
@@ -274,6 +285,12 @@ impl<'a> Index<'a> {
                 suspended: SuspendedAmounts::of(&allocated.access, |capacity| {
                     device.amount(capacity).unwrap_or_default()
                 }),
+                idle_since: match allocated.access {
+                    DeviceAccess::Share(..) => self.idle.get(allocated.claim.uid.as_str()).copied(),
+                    DeviceAccess::Suspended(_)
+                    | DeviceAccess::Exclusive
+                    | DeviceAccess::Admin(_) => None,
+                },
                 pods: self
                     .pods
                     .get(allocated.claim.uid.as_str())
@@ -548,6 +565,9 @@ impl GpuClaim {
             Access::Suspended => ", suspended",
             Access::Whole | Access::Share | Access::Partition => "",
         };
+        let idle = self.idle_since;
+        let idle = idle.map(|since| format!(", idle since {since}"));
+        let idle = idle.unwrap_or_default();
         let pods = match self.pods.is_empty() {
             true => "no pod".to_owned(),
             false => self.pods.join(", "),
@@ -563,7 +583,7 @@ impl GpuClaim {
             format!(", uses {memory} and {cores} cores{lent}")
         });
         let used = used.unwrap_or_default();
-        format!("{name} on {device} ({pods}{suspended}){used}")
+        format!("{name} on {device} ({pods}{suspended}{idle}){used}")
     }
 }
 
@@ -683,6 +703,19 @@ n1     gpu-1   NVIDIA H100   whole    81 GiB / 81 GiB   100 / 100   0 / 10   def
             serde_json::json!({"memory": 8_u64 << 30, "cores": 30})
         );
         assert_eq!(claim["memory"], 0, "others may use it");
+    }
+
+    #[test]
+    fn names_since_when_shares_are_idle() {
+        let mut claims = snapshot().claims;
+        claims.iter_mut().for_each(fixture::idle);
+        let wide = text(&gpus(&fixture::snapshot_with(claims.clone())), &[], true);
+        let ends = "default/a on gpu-0-vgpu (a-pod, idle since 2026-01-01T00:00:00Z)\n";
+        assert!(wide.contains(ends), "{wide}");
+        // It uses no GPU for another reason.
+        claims.iter_mut().for_each(fixture::suspend);
+        let wide = text(&gpus(&fixture::snapshot_with(claims)), &[], true);
+        assert!(wide.contains("(a-pod, suspended)"), "{wide}");
     }
 
     #[test]

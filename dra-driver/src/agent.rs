@@ -93,6 +93,8 @@ pub struct Config {
     pub missed_reclaims: MissedReclaims,
     /// Receives the metrics of all shares once per second.
     pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
+    /// Time without GPU time after which a share is idle, µs; see [`policy::idle::FIRST_US`].
+    pub idle_after_us: u64,
 }
 
 /// See [`Config::estimate`] and [`Config::allocatable`].
@@ -605,6 +607,7 @@ impl Agent {
                     device,
                     share,
                     self.opened,
+                    self.config.idle_after_us,
                     now_us,
                 );
                 opened.push(tracked.map_err(|error| format!("share {}: {error}", share.id))?);

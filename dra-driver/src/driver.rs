@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +63,7 @@ mod records;
 mod suspend;
 
 use active::Active;
+pub use idle::IdleTimes;
 
 /// Time between two attempts to install the artifacts.
 const RETRY: Duration = Duration::from_secs(5);
@@ -74,7 +75,7 @@ const SHUTDOWN: Duration = Duration::from_secs(10);
 const LOCK_WAIT: Duration = Duration::from_secs(20);
 
 /// File with the boot of the node.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Configuration of the driver.
 #[derive(Debug, Clone)]
@@ -91,6 +92,8 @@ pub struct Config {
     pub paths: Paths,
     /// `/proc` of the node: the driver runs with the PID namespace of the node.
     pub proc_root: PathBuf,
+    /// File with the boot of the node, see [`BOOT_ID`].
+    pub boot_id_file: PathBuf,
     /// Program whose processes call libcuda, which is the node driver itself.
     pub program: PathBuf,
     /// SELinux labels of the files that containers use.
@@ -115,6 +118,8 @@ pub struct Config {
     pub guard: profile::Guard,
     /// Times between periodic checks of node profiles.
     pub profile_intervals: profile::Intervals,
+    /// When idle shares are reported.
+    pub idle: IdleTimes,
 }
 
 /// Fatal error of the driver.
@@ -134,7 +139,7 @@ pub enum RunError {
     #[error("cannot start the NVML thread")]
     Thread(#[source] io::Error),
     /// The boot of the node is unknown.
-    #[error("cannot read {BOOT_ID}")]
+    #[error("cannot read the boot of the node ({BOOT_ID})")]
     BootId(#[source] io::Error),
     /// The path of a socket is too long.
     #[error(transparent)]
@@ -193,7 +198,7 @@ pub async fn run(
         open: Arc::clone(&observe),
         cgroup_limits: Arc::clone(&cgroup_limits),
         proc_root: config.proc_root.clone(),
-        boot_id: boot_id().map_err(RunError::BootId)?,
+        boot_id: boot_id(&config.boot_id_file).map_err(RunError::BootId)?,
         labels: config.labels,
         device_files: source.device_files.clone(),
     };
@@ -224,6 +229,7 @@ pub async fn run(
         reporter,
         reconcile: Arc::new(Notify::new()),
         held,
+        boot_id: access.boot_id.clone(),
         stop: stop.clone(),
         config,
     };
@@ -251,8 +257,8 @@ pub async fn run(
     ended
 }
 
-fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
+fn boot_id(file: &Path) -> io::Result<String> {
+    Ok(std::fs::read_to_string(file)?.trim().to_owned())
 }
 
 /// Returns the reader of the claim records for discovery.
@@ -306,6 +312,8 @@ struct Shared {
     reconcile: Arc<Notify>,
     /// Claims whose MIG instances programs hold.
     held: Arc<HeldInstances>,
+    /// Boot of the node.
+    boot_id: String,
     stop: CancellationToken,
 }
 
@@ -426,6 +434,7 @@ impl Shared {
             allocatable: active::allocatable(self.gpus.clone()),
             missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
             metrics: self.metrics.shares.clone(),
+            idle_after_us: self.config.idle.after_us,
         };
         let suspend = SuspendNode {
             layout: self.layout.clone(),
@@ -435,6 +444,7 @@ impl Shared {
                 self.config.program.clone(),
                 self.config.proc_root.clone(),
             ),
+            boot_id: self.boot_id.clone(),
         };
         let active = Active {
             suspend,
@@ -450,6 +460,7 @@ impl Shared {
             metrics: self.metrics.clone(),
             sockets: self.sockets.clone(),
             orphan_grace: self.config.orphan_grace,
+            idle_retry: self.config.idle.retry,
             reconcile_request: Arc::clone(&self.reconcile),
             stop: self.stop.clone(),
         };

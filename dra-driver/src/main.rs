@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use drava_api::error::describe;
 use drava_connection::Limits;
-use drava_dra_driver::driver::{self, Config};
+use drava_dra_driver::driver::{self, Config, IdleTimes};
 use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::gpus::inventory::Source;
 use drava_dra_driver::kubelet::claims;
@@ -130,6 +130,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
         delivery,
         paths,
         proc_root: PathBuf::from("/proc"),
+        boot_id_file: PathBuf::from(driver::BOOT_ID),
         // The file of this process, also after it was replaced.
         program: PathBuf::from("/proc/self/exe"),
         labels,
@@ -147,6 +148,7 @@ async fn run(options: Options, filter: LogFilter) -> anyhow::Result<()> {
             profile::Guard::Refuse
         },
         profile_intervals: profile::Intervals::default(),
+        idle: IdleTimes::default(),
     };
     driver::run(
         config,

@@ -201,6 +201,9 @@ pub struct Suspension {
     /// Time until the GPU was free, milliseconds.
     #[serde(default)]
     pub millis: u64,
+    /// Boot of the node in which it began; empty in records of older builds.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot_id: String,
 }
 
 /// Phase of a suspension.

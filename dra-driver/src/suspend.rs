@@ -44,6 +44,8 @@ impl SeenProcess {
 /// What the node knows of a share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
+    /// The present boot of the node.
+    pub boot_id: String,
     /// Why the share cannot be suspended.
     pub refusal: Option<String>,
     /// Whether the page says that processes that are not on the GPU wait.
@@ -183,13 +185,17 @@ fn decide_running(seen: &Seen) -> Step {
     }
     match seen.answer {
         Some(
-            ConditionReason::Resuming | ConditionReason::Suspended | ConditionReason::Demanded,
+            ConditionReason::Resuming
+            | ConditionReason::Suspended
+            | ConditionReason::Demanded
+            | ConditionReason::StateLost,
         ) => Step::Answer(ConditionReason::Resumed),
         _ => Step::Record(Suspension {
             phase: Phase::Suspending,
             processes: Vec::new(),
             bytes: 0,
             millis: 0,
+            boot_id: seen.look.boot_id.clone(),
         }),
     }
 }
@@ -222,6 +228,12 @@ fn hold(seen: &Seen) -> Step {
     }
     if let Some(step) = hold_processes(seen) {
         return step;
+    }
+    if seen.is_lost() {
+        return match seen.answer {
+            Some(ConditionReason::StateLost) => Step::Done,
+            _ => Step::Answer(ConditionReason::StateLost),
+        };
     }
     // A demand stays one until the share is resumed.
     match (seen.answer, seen.look.is_demanded) {
@@ -271,6 +283,7 @@ fn resume(seen: &Seen) -> Step {
             processes: Vec::new(),
             bytes: 0,
             millis: 0,
+            boot_id: String::new(),
         }),
         false => Step::Unlock(locked),
     }
@@ -291,15 +304,28 @@ impl Seen {
     }
 
     fn record(&self, phase: Phase) -> Step {
-        let (processes, bytes, millis) = match &self.recorded {
-            Some(recorded) => (recorded.processes.clone(), recorded.bytes, recorded.millis),
-            None => (Vec::new(), 0, 0),
-        };
-        Step::Record(Suspension {
-            phase,
-            processes,
-            bytes,
-            millis,
+        Step::Record(match &self.recorded {
+            Some(recorded) => Suspension {
+                phase,
+                ..recorded.clone()
+            },
+            None => Suspension {
+                phase,
+                processes: Vec::new(),
+                bytes: 0,
+                millis: 0,
+                boot_id: String::new(),
+            },
+        })
+    }
+
+    /// Returns whether processes were held in an earlier boot of the node.
+    fn is_lost(&self) -> bool {
+        self.recorded.as_ref().is_some_and(|recorded| {
+            let Suspension {
+                processes, boot_id, ..
+            } = recorded;
+            !processes.is_empty() && !boot_id.is_empty() && *boot_id != self.look.boot_id
         })
     }
 

@@ -482,6 +482,15 @@ static void run(char *line) {
             _exit(0);
         }
         printf("0 %d\n", (int)getpid());
+    } else if (!strcmp(word, "vfork")) {
+        // This thread is in uninterruptible sleep until its child, which has its memory, is killed.
+        pid_t child = vfork();
+        if (!child) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            pause();
+            _exit(0);
+        }
+        printf("%d\n", child > 0 && waitpid(child, NULL, 0) == child ? 0 : -1);
     } else if (!strcmp(word, "lookup")) {
         sscanf(line, "%63s %127s", word, name);
         Dl_info info;

@@ -1,5 +1,7 @@
 //! Shares whose config allows their suspension, and which cannot be suspended.
 
+use drava_api::suspension::{is_intended, refusal};
+use drava_explanation::printable;
 use drava_explanation::suspension::{self, HostTraits};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -9,6 +11,35 @@ use super::workload::object;
 use super::{Fault, Finding};
 
 pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
+    let mut findings = never_suspended(state);
+    findings.extend(not_suspended_now(state));
+    findings
+}
+
+/// Returns the shares that are to be suspended, and are not because of what the node driver has found.
+fn not_suspended_now(state: &ClusterState) -> impl Iterator<Item = Finding> {
+    state.claims.iter().filter_map(|claim| {
+        if !is_intended(&claim.metadata) {
+            return None;
+        }
+        let refusal = refusal(claim)?;
+        let name = object(&claim.metadata);
+        Some(Finding {
+            fault: Fault::NotSuspendable,
+            object: match user(state, claim) {
+                Some(pod) => format!("pod {}", object(&pod.metadata)),
+                None => format!("claim {name}"),
+            },
+            problem: format!(
+                "the share of claim {name} is to be suspended, and is not: {}",
+                printable(&refusal.message)
+            ),
+            fix: "follow the message, or take the wish back with `kubectl drava resume`".to_owned(),
+        })
+    })
+}
+
+fn never_suspended(state: &ClusterState) -> Vec<Finding> {
     let finding = |claim: &ResourceClaim| {
         let pod = user(state, claim)?;
         suspension::check(claim).ok()?;

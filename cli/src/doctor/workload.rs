@@ -96,6 +96,7 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         // The controller evicts instead, and says so; after a request by hand, the command does.
         ConditionReason::Suspended
         | ConditionReason::Demanded
+        | ConditionReason::StateLost
         | ConditionReason::Resuming
         | ConditionReason::Resumed
         | ConditionReason::SuspendRefused

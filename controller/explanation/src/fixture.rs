@@ -32,21 +32,37 @@ pub fn snapshot() -> Snapshot {
     snapshot_with(claims())
 }
 
+/// Adds a condition that is True to the status of a claim's device, if that is a share.
+fn add_condition(claim: &mut ResourceClaim, kind: &str, reason: &str) -> bool {
+    let mut value = serde_json::to_value(&*claim).expect("JSON");
+    let result = value["status"]["allocation"]["devices"]["results"][0].clone();
+    if result["shareID"].is_null() {
+        return false;
+    }
+    let before = &value["status"]["devices"][0]["conditions"];
+    let mut conditions = before.as_array().cloned().unwrap_or_default();
+    conditions.push(json!({
+        "type": kind, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }));
+    value["status"]["devices"] = json!([{
+        "driver": names::DRIVER, "pool": result["pool"], "device": result["device"], "shareID": result["shareID"],
+        "conditions": conditions,
+    }]);
+    *claim = serde_json::from_value(value).expect("a claim");
+    true
+}
+
+/// Marks a claim as idle since the beginning of 2026, if it has a share.
+pub fn idle(claim: &mut ResourceClaim) {
+    add_condition(claim, "Idle", "NoGpuTime");
+}
+
 /// Suspends a claim for a pod, if it has a share.
 pub fn suspend(claim: &mut ResourceClaim) {
-    let mut value = serde_json::to_value(&*claim).expect("JSON");
-    let result = &value["status"]["allocation"]["devices"]["results"][0];
-    if result["shareID"].is_null() {
+    if !add_condition(claim, "Suspended", "Suspended") {
         return;
     }
-    let device = json!({
-        "driver": names::DRIVER, "pool": result["pool"], "device": result["device"], "shareID": result["shareID"],
-        "conditions": [{
-            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "",
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }],
-    });
-    value["status"]["devices"] = json!([device]);
+    let mut value = serde_json::to_value(&*claim).expect("JSON");
     value["metadata"]["labels"][names::SUSPEND_LABEL] = json!(names::SUSPEND);
     value["metadata"]["annotations"][names::SUSPENDED_FOR_ANNOTATION] = json!("pod default/urgent");
     *claim = serde_json::from_value(value).expect("a claim");

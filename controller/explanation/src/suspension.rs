@@ -192,7 +192,10 @@ pub fn state(cluster: &Cluster, claim: &ResourceClaim) -> Option<String> {
     let since = suspension::suspended_since(claim);
     let since = since.map(|since| format!(" since {since}"));
     let key = object_key(&claim.metadata);
-    let end = if suspension::is_wished(&claim.metadata) {
+    let end = if suspension::is_lost(claim) {
+        "its node was restarted since, so the state of its programs is lost, and its pod is evicted"
+            .to_owned()
+    } else if suspension::is_wished(&claim.metadata) {
         "`kubectl drava resume` ends that".to_owned()
     } else if suspension::cause(&claim.metadata) == Some(suspension::Cause::Idleness)
         && !suspension::is_demanded(claim)

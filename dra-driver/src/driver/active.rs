@@ -64,6 +64,7 @@ pub(super) struct Active {
     pub(super) metrics: Sources,
     pub(super) sockets: Sockets,
     pub(super) orphan_grace: Duration,
+    pub(super) idle_retry: Duration,
     pub(super) reconcile_request: Arc<Notify>,
     pub(super) stop: CancellationToken,
 }
@@ -93,6 +94,7 @@ impl Active {
             metrics,
             sockets: _,
             orphan_grace,
+            idle_retry,
             reconcile_request,
             stop,
         } = self;
@@ -144,7 +146,13 @@ impl Active {
             reconcile_request,
             stop.clone(),
         );
-        let idle = idle::run(Arc::clone(&claims), agent.metrics.subscribe(), stop.clone());
+        let metrics_of_shares = agent.metrics.subscribe();
+        let idle = idle::run(
+            Arc::clone(&claims),
+            metrics_of_shares,
+            idle_retry,
+            stop.clone(),
+        );
         let violations = metrics.violations.clone();
         let agent = run_agent(agent, Arc::clone(&claims), violations, stop.clone());
         tokio::join!(

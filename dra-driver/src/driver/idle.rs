@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::node::now_us;
+use crate::agent::policy::idle::FIRST_US;
 use crate::agent::policy::share_metrics::ShareMetrics;
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::node::claim::{ClaimUid, ShareId};
@@ -20,8 +21,23 @@ use crate::prepare::effects::Effects;
 use crate::prepare::record::Loaded;
 use crate::report;
 
-/// Time until a write that failed is repeated.
-const RETRY: Duration = Duration::from_secs(20);
+/// Times of reports.
+#[derive(Debug, Clone, Copy)]
+pub struct IdleTimes {
+    /// Time without GPU time after which a share is reported as idle, µs.
+    pub after_us: u64,
+    /// Time until a write that failed is repeated.
+    pub retry: Duration,
+}
+
+impl Default for IdleTimes {
+    fn default() -> Self {
+        Self {
+            after_us: FIRST_US,
+            retry: Duration::from_secs(20),
+        }
+    }
+}
 
 /// Time limit of a write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,10 +45,11 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Since when a share is idle, µs of `CLOCK_MONOTONIC`.
 type Level = Option<u64>;
 
-/// Follows the levels until `stop`, or the end of the agent.
+/// Follows the levels until `stop`, or the end of the agent. A write that failed is repeated after `retry`.
 pub(super) async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     mut shares: watch::Receiver<Arc<[ShareMetrics]>>,
+    retry: Duration,
     stop: CancellationToken,
 ) {
     let mut reported: BTreeMap<(ClaimUid, ShareId), Level> = BTreeMap::new();
@@ -74,7 +91,7 @@ pub(super) async fn run<E: Effects>(
                 }
                 Err(error) => {
                     tracing::debug!(claim.uid = %share.claim, error, "cannot write whether a share is idle; retrying");
-                    retries.insert(key, Instant::now() + RETRY);
+                    retries.insert(key, Instant::now() + retry);
                 }
             }
         }

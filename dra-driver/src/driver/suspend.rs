@@ -673,6 +673,9 @@ fn message(
                 "{mib} MiB of {count} processes went to host memory within {seconds}.{tenths} s; {waits}"
             )
         }
+        (ConditionReason::StateLost, _) => {
+            "the node was restarted while the share was suspended, so the state of its programs is lost; new processes wait".to_owned()
+        }
         (ConditionReason::Resuming, _) => {
             "the processes are being restored; the share uses its memory again".to_owned()
         }

@@ -350,6 +350,11 @@ impl Snapshot {
             Some(([claim.namespace.as_str(), &claim.name, share, reason], 1.0))
         });
         metric::SHARE_VIOLATION_INFO.encode(encoder, violations)?;
+        let idle = each(&|share| {
+            let idle_us = now.monotonic_us.saturating_sub(share.idle_since_us?);
+            Some(seconds(idle_us))
+        });
+        metric::SHARE_IDLE_SECONDS.encode(encoder, idle)?;
         let activity = each(&|share| match share.figures.last_demand_us {
             0 => None,
             last_us => Some(now.unix(last_us)),

@@ -239,6 +239,22 @@ pub fn start_time(proc_root: &Path, pid: u32) -> Option<u64> {
     Some(start_time)
 }
 
+/// Returns whether a thread of the process is in uninterruptible sleep, as while it waits for a device or a file system.
+#[must_use]
+pub fn is_uninterruptible(proc_root: &Path, pid: u32) -> bool {
+    let process = proc_root.join(pid.to_string());
+    let threads = fs::read_dir(process.join("task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let mut all = threads
+        .map(|thread| thread.path())
+        .chain(std::iter::once(process));
+    all.any(|dir| {
+        let stat = fs::read_to_string(dir.join("stat")).unwrap_or_default();
+        let state = stat.rsplit_once(')').map(|(_, state)| state.trim_start());
+        state.is_some_and(|state| state.starts_with('D'))
+    })
+}
+
 fn identity(proc_root: &Path, pid: u32) -> Option<(String, u64)> {
     let stat = proc_root.join(pid.to_string()).join("stat");
     parse_stat(&fs::read_to_string(stat).ok()?)

@@ -18,7 +18,7 @@ pub use drava_nvml::checkpoint::{Action, FIRST_RELEASE, ProcessState};
 const COMMAND: &str = "checkpoint-process";
 
 /// How long a lock waits for running calls of a process.
-const LOCK_TIMEOUT_MS: u32 = 200;
+pub const LOCK_TIMEOUT_MS: u32 = 200;
 
 /// Time limit of a call that copies no memory.
 const SHORT: Duration = Duration::from_secs(15);
@@ -44,6 +44,12 @@ pub enum CheckpointError {
     /// Running calls of the process did not end in time.
     #[error("its running CUDA calls did not end within {LOCK_TIMEOUT_MS} ms")]
     Busy,
+    /// A thread of the process is in uninterruptible sleep, in which libcuda would wait for it without a limit.
+    #[error(
+        "a thread of it is in uninterruptible sleep (state D), as while a device or a file system does not answer, and libcuda waits for it \
+         without a limit"
+    )]
+    Uninterruptible,
     /// The process cannot be checkpointed.
     #[error(
         "libcuda cannot checkpoint it: it uses managed memory, memory of other processes or another feature without checkpoints"

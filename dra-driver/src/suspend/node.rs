@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use drava_nvml::{GpuUuid, Memory, ProcessMemory};
 
-use super::checkpoint::{Action, CheckpointError, Checkpointer};
+use super::checkpoint::{Action, CheckpointError, Checkpointer, LOCK_TIMEOUT_MS};
 use super::{Look, SeenProcess};
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
@@ -14,9 +15,12 @@ use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::layout::Layout;
 use crate::node::limits_page::Page;
 use crate::node::mounts::{ClaimsMount, MountedShare};
-use crate::node::process::{ProcessInfo, Processes};
+use crate::node::process::{ProcessInfo, Processes, is_uninterruptible};
 use crate::prepare::liveness::is_in_pod;
 use crate::prepare::{HeldProcess, Phase, Share};
+
+/// Time between two looks at whether a process is in uninterruptible sleep.
+const SLEEP_POLL: Duration = Duration::from_millis(10);
 
 /// The node, for suspensions.
 #[derive(Clone)]
@@ -29,6 +33,8 @@ pub struct SuspendNode {
     pub open: OpenLibrary,
     /// Calls libcuda.
     pub checkpointer: Checkpointer,
+    /// Boot of the node: no process survives it.
+    pub boot_id: String,
 }
 
 /// A call about a process failed.
@@ -97,6 +103,7 @@ impl SuspendNode {
             share: share.id.clone(),
         };
         let mut look = Look {
+            boot_id: self.boot_id.clone(),
             page_waits,
             is_demanded,
             is_free: true,
@@ -211,6 +218,16 @@ impl SuspendNode {
     pub fn act(&self, library: &Path, action: Action, processes: &[HeldProcess]) -> Vec<ActError> {
         let described = Processes::new(self.proc_root.clone(), self.layout.claims());
         let is_there = |held: &HeldProcess| described.start_time(held.pid) == Some(held.start_time);
+        if action == Action::Lock
+            && let Some(&process) = self.uninterruptible(processes)
+        {
+            // Before any of them is locked: the others would stand still while libcuda waits for it.
+            return vec![ActError {
+                action,
+                process,
+                error: CheckpointError::Uninterruptible,
+            }];
+        }
         let mut failures = Vec::new();
         for held in processes {
             if !is_there(held) {
@@ -230,6 +247,21 @@ impl SuspendNode {
             }
         }
         failures
+    }
+
+    /// Returns the first of these processes that stays in uninterruptible sleep for as long as a lock waits for running calls. Many
+    /// threads are in that state for a moment.
+    fn uninterruptible<'a>(&self, processes: &'a [HeldProcess]) -> Option<&'a HeldProcess> {
+        let until = Instant::now() + Duration::from_millis(LOCK_TIMEOUT_MS.into());
+        let mut sleeping: Vec<&HeldProcess> = processes.iter().collect();
+        loop {
+            sleeping.retain(|held| is_uninterruptible(&self.proc_root, held.pid));
+            let first = sleeping.first()?;
+            if Instant::now() >= until {
+                return Some(first);
+            }
+            std::thread::sleep(SLEEP_POLL);
+        }
     }
 
     /// Kills those of these processes that have the share, and returns their PIDs.

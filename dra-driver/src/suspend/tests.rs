@@ -26,6 +26,7 @@ fn suspension(phase: Phase, pids: &[u32]) -> Suspension {
         processes: pids.iter().copied().map(held).collect(),
         bytes: 0,
         millis: 0,
+        boot_id: String::new(),
     }
 }
 
@@ -139,6 +140,40 @@ fn resumes_only_after_the_answer_is_there() {
     assert_eq!(decide(&seen), Step::Answer(ConditionReason::Resumed));
     seen.answer = Some(ConditionReason::Resumed);
     assert_eq!(decide(&seen), Step::Done);
+}
+
+#[test]
+fn reports_lost_state_of_share_that_an_earlier_boot_suspended() {
+    let mut seen = seen(Phase::Suspended, &[]);
+    seen.look.boot_id = "second".to_owned();
+    let recorded = |boot: &str, pids: &[u32]| {
+        Some(Suspension {
+            boot_id: boot.to_owned(),
+            ..suspension(Phase::Suspended, pids)
+        })
+    };
+    for (boot, pids, expected) in [
+        ("second", [1].as_slice(), ConditionReason::Demanded),
+        ("first", &[1], ConditionReason::StateLost),
+        // Nothing was lost, and records of older builds do not say.
+        ("first", &[], ConditionReason::Demanded),
+        ("", &[1], ConditionReason::Demanded),
+    ] {
+        seen.recorded = recorded(boot, pids);
+        seen.look.is_demanded = true;
+        for before in [ConditionReason::Suspended, ConditionReason::StateLost] {
+            seen.answer = Some(before);
+            let step = match before == expected {
+                true => Step::Done,
+                false => Step::Answer(expected),
+            };
+            assert_eq!(decide(&seen), step, "{boot} {pids:?} {before:?}");
+        }
+    }
+    // It leaves no way back but that of each suspension.
+    seen.recorded = recorded("first", &[1]);
+    seen.is_wanted = false;
+    assert!(matches!(decide(&seen), Step::Record(next) if next.phase == Phase::Resuming));
 }
 
 /// Otherwise the `Resuming` of an earlier cycle would pass for the one of the next.

@@ -65,6 +65,7 @@ impl Fixture {
                 checkpointer: Checkpointer::new(program, config.proc_root.clone()),
                 proc_root: config.proc_root,
                 open: config.open,
+                boot_id: "boot".to_owned(),
             },
             libcuda: node.test_bed.machine().lib_dir().join("libcuda.so.1"),
             agent: Some(node.agent()),
@@ -330,6 +331,39 @@ fn process_that_cannot_be_locked_unlocks_the_other() {
 }
 
 #[test]
+fn process_in_uninterruptible_sleep_fails_before_any_lock() {
+    let mut fixture = Fixture::new();
+    let (mut first, mut asleep) = (fixture.tenant(), fixture.tenant());
+    let used = fixture.used_bytes();
+    // libcuda's lock of it returns when that ends.
+    asleep.send("vfork").unwrap();
+    let process = PathBuf::from(format!("/proc/{}", asleep.pid()));
+    let read = |file: &str| std::fs::read_to_string(process.join(file)).unwrap();
+    let is_asleep = || read("stat").contains(") D ");
+    eventually("the sleep", || is_asleep().then_some(()));
+    let lock = fixture.settle_before_step(|step| matches!(step, Step::Lock(_)));
+    fixture.take(&lock);
+    let (reason, message) = fixture.failure.clone().unwrap();
+    assert_eq!(reason, ConditionReason::SuspendFailed);
+    let expected = format!("cannot lock process {} of the node: a thread", asleep.pid());
+    assert!(message.starts_with(&expected), "{message}");
+    first.ok("once 1000").unwrap();
+    fixture.settle();
+    assert!(is_asleep(), "all of this happens meanwhile");
+    assert_eq!(fixture.answers, [ConditionReason::SuspendFailed]);
+    assert_eq!(fixture.used_bytes(), used);
+    assert_eq!(fixture.node.word(CLAIM, SUSPENDED_OFFSET), 0);
+    // Later it can.
+    fixture.failure = None;
+    let child = read(&format!("task/{}/children", asleep.pid()));
+    let killed = Command::new("kill").args(["-KILL", child.trim()]).status();
+    assert!(killed.unwrap().success(), "{child}");
+    assert!(asleep.receive().unwrap().starts_with("0"));
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+}
+
+#[test]
 fn first_call_of_suspended_process_demands_its_resume() {
     let mut fixture = Fixture::new();
     let mut tenant = fixture.tenant();
@@ -409,6 +443,29 @@ fn driver_goes_on_from_any_step_in_the_direction_of_the_intent() {
 }
 
 #[test]
+fn state_of_suspended_share_is_lost_with_the_boot_of_the_node() {
+    let mut fixture = Fixture::new();
+    let tenant = fixture.tenant();
+    fixture.suspend();
+    tenant.kill().unwrap();
+    assert_eq!(fixture.step(), Step::Done, "its container restarts");
+    fixture.suspend.boot_id = "next".to_owned();
+    assert_eq!(
+        fixture.step(),
+        Step::Answer(ConditionReason::StateLost),
+        "it was restarted with the node"
+    );
+    assert_eq!(fixture.step(), Step::Done);
+    // As for a pod that cannot be evicted.
+    fixture.resume();
+    let mut again = fixture.tenant();
+    fixture.suspend();
+    assert_eq!(fixture.used_bytes(), 0);
+    fixture.resume();
+    again.ok("once 1000").unwrap();
+}
+
+#[test]
 fn killed_processes_leave_nothing_to_resume() {
     let mut fixture = Fixture::new();
     let tenant = fixture.tenant();
@@ -476,6 +533,7 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
             processes: Vec::new(),
             bytes: 0,
             millis: 0,
+            boot_id: String::new(),
         });
     };
     fixture.node.node.change_record(CLAIM, change).unwrap();

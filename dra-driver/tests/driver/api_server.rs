@@ -43,6 +43,8 @@ struct Objects {
     dropped: Vec<&'static str>,
     /// Number of writes of a claim's status that fail.
     failing_statuses: usize,
+    /// Manager whose writes fail; `None` if those of all do.
+    failing_manager: Option<&'static str>,
     writes: Vec<String>,
     /// Number of reads of each object or collection, by path.
     reads: BTreeMap<String, usize>,
@@ -57,8 +59,11 @@ struct Objects {
 }
 
 impl Objects {
-    /// Returns whether the present write of a status fails.
-    fn fails_status(&mut self) -> bool {
+    /// Returns whether the present write of a status, by this manager, fails.
+    fn fails_status(&mut self, manager: Option<&str>) -> bool {
+        if self.failing_manager.is_some() && self.failing_manager != manager {
+            return false;
+        }
         let left = self.failing_statuses.checked_sub(1);
         self.failing_statuses = left.unwrap_or_default();
         left.is_some()
@@ -126,6 +131,12 @@ impl ApiServer {
     /// Answers the next `count` writes of a claim's status with 500.
     pub(crate) fn fail_statuses(&self, count: usize) {
         self.objects().failing_statuses = count;
+    }
+
+    /// As [`Self::fail_statuses`], for the writes of one manager.
+    pub(crate) fn fail_statuses_of(&self, manager: &'static str, count: usize) {
+        let mut objects = self.objects();
+        (objects.failing_manager, objects.failing_statuses) = (Some(manager), count);
     }
 
     /// Drops these fields from all objects written from now on.
@@ -392,10 +403,16 @@ impl ApiServer {
                     None => status(StatusCode::NOT_FOUND, path),
                 }
             }
-            Method::PATCH if path.ends_with("/status") && self.objects().fails_status() => {
+            Method::PATCH
+                if path.ends_with("/status")
+                    && self.objects().fails_status(parameter(
+                        uri.query().unwrap_or_default(),
+                        "fieldManager",
+                    )) =>
+            {
                 status(StatusCode::INTERNAL_SERVER_ERROR, path)
             }
-            Method::PATCH => self.patch(path, body),
+            Method::PATCH => self.patch(path, uri.query().unwrap_or_default(), body),
             Method::DELETE => {
                 // Without a UID precondition, a delete could hit another object of the same name.
                 let present = self.objects().by_path.get(path).cloned();
@@ -414,7 +431,7 @@ impl ApiServer {
     }
 
     /// Applies `status.devices` of a claim, the status of a profile, or a whole event.
-    fn patch(&self, path: &str, body: &Value) -> Response {
+    fn patch(&self, path: &str, query: &str, body: &Value) -> Response {
         let object_path = path.trim_end_matches("/status");
         let Some(mut present) = self.objects().by_path.get(object_path).cloned() else {
             return status(StatusCode::NOT_FOUND, path);
@@ -435,7 +452,8 @@ impl ApiServer {
                 return status(StatusCode::CONFLICT, "stale resource version");
             }
             let devices = &body["status"]["devices"];
-            let merged = merged(&present["status"]["devices"], devices, !version.is_null());
+            let manager = parameter(query, "fieldManager");
+            let merged = merged(&present["status"]["devices"], devices, manager);
             present["status"]["devices"] = merged;
         }
         axum::Json(self.store(object_path, present)).into_response()
@@ -506,11 +524,19 @@ fn list(objects: &Objects, path: &str, query: &str) -> Response {
     .into_response()
 }
 
-/// Returns device statuses after one of two managers has applied `applied`: that of the condition `Suspended`, or that of the
-/// rest.
-fn merged(present: &Value, applied: &Value, is_suspended: bool) -> Value {
+/// Returns device statuses after a manager has applied `applied`: that of the condition `Suspended`, that of the condition `Idle`, or
+/// that of the rest.
+fn merged(present: &Value, applied: &Value, manager: Option<&str>) -> Value {
+    let own = match manager {
+        Some("drava-suspend") => Some("Suspended"),
+        Some("drava-idle") => Some("Idle"),
+        _ => None,
+    };
     let conditions = |entry: &Value| entry["conditions"].as_array().cloned().unwrap_or_default();
-    let is_owned = |condition: &Value| (condition["type"] == "Suspended") == is_suspended;
+    let is_owned = |condition: &Value| match own {
+        Some(own) => condition["type"] == own,
+        None => condition["type"] != "Suspended" && condition["type"] != "Idle",
+    };
     let merge = |entry: &Value| {
         let mut entries = present.as_array().into_iter().flatten();
         let before = entries.find(|before| {
@@ -520,8 +546,8 @@ fn merged(present: &Value, applied: &Value, is_suspended: bool) -> Value {
         let kept = before.map(conditions).unwrap_or_default().into_iter();
         let kept = kept.filter(|condition| !is_owned(condition));
         let all = kept.chain(conditions(entry)).collect();
-        // The manager of the condition has nothing else of the entry.
-        let before = before.filter(|_| is_suspended);
+        // The manager of a condition has nothing else of the entry.
+        let before = before.filter(|_| own.is_some());
         let mut merged = before.unwrap_or(entry).clone();
         merged["conditions"] = Value::Array(all);
         merged

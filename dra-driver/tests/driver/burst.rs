@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
+use drava_dra_driver::agent::policy::idle;
 use drava_dra_driver::agent::{Agent, Config};
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::prepare::apply::{Failure, MissedReclaims, Unreturned};
@@ -67,6 +68,7 @@ fn with_agent<T>(node: &TestNode, work: impl FnOnce() -> T) -> T {
         allocatable: Arc::new(|_| Some(80 * GIB)),
         missed_reclaims: MissedReclaims::default(),
         metrics: watch::Sender::new(Arc::default()),
+        idle_after_us: idle::FIRST_US,
     };
     let stop = CancellationToken::new();
     std::thread::scope(|scope| {

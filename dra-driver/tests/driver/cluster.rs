@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drava_dra_driver::driver::{self, Config, RunError};
+use drava_dra_driver::driver::{self, Config, IdleTimes, RunError};
 use drava_dra_driver::gpu_health::state::Rules;
 use drava_dra_driver::gpus::inventory::Source;
 use drava_dra_driver::node::options::{Delivery, Scheduling, UnhealthyEffect};
@@ -200,6 +200,7 @@ impl TestCluster {
             delivery: Delivery::Preload,
             paths: self.node.paths.clone(),
             proc_root: self.node.root.path().join("proc"),
+            boot_id_file: PathBuf::from(driver::BOOT_ID),
             program: PathBuf::from(env!("CARGO_BIN_EXE_drava-dra-driver")),
             labels: Labels::Off,
             runtime_classes: vec!["kata-with-cdi".to_owned()],
@@ -215,6 +216,7 @@ impl TestCluster {
                 missing: Duration::from_millis(100),
                 entries: Duration::from_secs(3600),
             },
+            idle: IdleTimes::default(),
         }
     }
 

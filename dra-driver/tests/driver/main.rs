@@ -19,6 +19,7 @@ mod enforcement_events;
 mod exporter;
 mod fixture;
 mod gpu_health;
+mod idle;
 mod kubelet;
 mod limits_killed;
 mod measurements;

@@ -80,7 +80,7 @@ fn snapshot() -> Snapshot {
         cores_of: CoresOf::Time,
         gpu_time_us: 1_500_000,
         throttled_us: 250_000,
-        idle_since_us: None,
+        idle_since_us: Some(20_000_000),
         utilization_percent: 25,
         figures,
     }];
@@ -239,6 +239,7 @@ fn converts_values_to_base_units() {
         (table::SHARE_THROTTLED_SECONDS, 0.25),
         (table::SHARE_MEMORY_DENIALS, 7.0),
         (table::SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS, 1990.0),
+        (table::SHARE_IDLE_SECONDS, 30.0),
     ] {
         assert_eq!(values(&text, &metric), [expected], "{}", metric.name);
     }

@@ -78,6 +78,7 @@ fn suspended_share_leaves_its_amounts_to_others_until_it_is_resumed() {
             processes: Vec::new(),
             bytes: 0,
             millis: 0,
+            boot_id: String::new(),
         });
         let others = std::slice::from_ref(&base);
         assert_eq!(guard(&other, others).is_ok(), is_free, "{phase:?}");

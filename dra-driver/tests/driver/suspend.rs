@@ -4,11 +4,13 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use drava_dra_driver::driver::Config;
 use drava_nvml::{Process, ProcessKind, ProcessMemory};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::api_server::eventually;
 use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
@@ -121,6 +123,30 @@ async fn resume_waits_for_the_api_server() {
     running.stop().await;
 }
 
+/// Returns the program that stands for libcuda, with the state of all processes in a file, which it also creates.
+fn libcuda(files: &TempDir, state: &Path) -> PathBuf {
+    let program = files.path().join("libcuda");
+    if !program.exists() {
+        fs::write(state, "running\n").unwrap();
+        let text = LOSES_PROCESSES.replace("STATE", state.to_str().unwrap());
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    program
+}
+
+/// Lets NVML list this process with 1 GiB.
+fn list(cluster: &TestCluster, pid: u32) {
+    let listed = Process {
+        pid,
+        memory: ProcessMemory::Used { bytes: 1 << 30 },
+        gpu_instance: None,
+        compute_instance: None,
+        kind: ProcessKind::Compute,
+    };
+    cluster.gpus.set_processes(GPU_UUIDS[0], vec![listed]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn refuses_what_cannot_be_suspended() {
     let cluster = cluster().await;
@@ -161,16 +187,57 @@ echo "state $state"
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
+async fn share_of_earlier_boot_has_lost_its_state() {
+    let cluster = cluster().await;
+    let files = tempfile::tempdir().unwrap();
+    let (state, boot) = (files.path().join("state"), files.path().join("boot"));
+    fs::write(&boot, "first\n").unwrap();
+    let config = || Config {
+        program: libcuda(&files, &state),
+        boot_id_file: boot.clone(),
+        ..cluster.config()
+    };
+    let running = cluster.start_with(config(), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let share = [Share(0, "8Gi", "30")];
+    put(&cluster, 1, &share, &allowed(), false);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let mut program = Command::new("sleep").arg("600").spawn().unwrap();
+    let directory = cluster.node.start_process(program.id(), 1);
+    list(&cluster, program.id());
+    put(&cluster, 1, &share, &allowed(), true);
+    let is_held = || fs::read_to_string(&state).is_ok_and(|state| state == "checkpointed\n");
+    eventually("the checkpoint", || is_held().then_some(())).await;
+    cluster.gpus.set_processes(GPU_UUIDS[0], Vec::new());
+    await_reason(&cluster, "claim-1", "Suspended").await;
+
+    running.kill().await;
+    program.kill().unwrap();
+    program.wait().unwrap();
+    fs::remove_dir_all(directory).unwrap();
+    cluster.node.tmpfs.reboot();
+    fs::write(&boot, "second\n").unwrap();
+    let running = cluster.start_with(config(), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let condition = await_reason(&cluster, "claim-1", "StateLost").await;
+    assert_eq!(condition["status"], "True", "others may use its memory");
+    let message = condition["message"].as_str().unwrap();
+    assert!(message.contains("the node was restarted"), "{message}");
+    // Its pod is evicted.
+    plugin.unprepare_one(&kubelet_claim(1)).await.unwrap();
+    assert!(!cluster.record_file(1).exists());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lost_process_is_killed_with_an_event_and_its_share_resumed() {
     let cluster = cluster().await;
     let files = tempfile::tempdir().unwrap();
-    let (state, program) = (files.path().join("state"), files.path().join("libcuda"));
-    fs::write(&state, "running\n").unwrap();
-    let text = LOSES_PROCESSES.replace("STATE", state.to_str().unwrap());
-    fs::write(&program, text).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let state = files.path().join("state");
     let config = Config {
-        program,
+        program: libcuda(&files, &state),
         ..cluster.config()
     };
     let running = cluster.start_with(config, cluster.source());
@@ -182,14 +249,7 @@ async fn lost_process_is_killed_with_an_event_and_its_share_resumed() {
 
     let mut lost = Command::new("sleep").arg("600").spawn().unwrap();
     let directory = cluster.node.start_process(lost.id(), 1);
-    let listed = Process {
-        pid: lost.id(),
-        memory: ProcessMemory::Used { bytes: 1 << 30 },
-        gpu_instance: None,
-        compute_instance: None,
-        kind: ProcessKind::Compute,
-    };
-    cluster.gpus.set_processes(GPU_UUIDS[0], vec![listed]);
+    list(&cluster, lost.id());
     put(&cluster, 1, &share, &allowed(), true);
     let is_held = || fs::read_to_string(&state).is_ok_and(|state| state == "checkpointed\n");
     eventually("the checkpoint", || is_held().then_some(())).await;

@@ -1,7 +1,8 @@
 //! Process checkpoints: lock, checkpoint to host memory, restore, unlock.
 //!
 //! The daemon decides which transitions are allowed. A locked process blocks in its next call. A lock waits for the work of the
-//! process, up to its time limit; the process then runs on.
+//! process, up to its time limit; the process then runs on. A lock of a process with a thread in uninterruptible sleep does not return
+//! before that ends, whatever the limit.
 //! Memory that another process also holds prevents a checkpoint, and so does managed memory.
 
 use std::ffi::{c_int, c_uint};
@@ -31,8 +32,23 @@ fn ask(pid: c_int, action: CheckpointAction) -> CudaResult<ProcessPhase> {
 /// Time between two attempts to lock a process with work.
 const RETRY: Duration = Duration::from_millis(2);
 
+/// Returns whether a thread of the process is in uninterruptible sleep.
+fn is_uninterruptible(pid: c_int) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let mut threads = threads.into_iter().flatten().flatten();
+    threads.any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The name may contain anything.
+        let state = stat.rsplit_once(')').map(|(_, state)| state.trim_start());
+        state.is_some_and(|state| state.starts_with('D'))
+    })
+}
+
 /// Locks a process; 0 ms is no time limit.
 fn lock(pid: c_int, timeout_ms: c_uint) -> CudaResult {
+    while is_uninterruptible(pid) {
+        std::thread::sleep(RETRY);
+    }
     let end = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         match ask(pid, CheckpointAction::Lock) {

@@ -183,6 +183,56 @@ fn share_is_suspended_and_resumed() -> Result<()> {
 }
 
 #[test]
+fn deleted_pod_of_suspended_share_leaves_nothing() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("suspend-deleted")?;
+    let node = cluster.first_node();
+    start(&tenant)?;
+    std::thread::scope(|scope| -> Result<()> {
+        let holder = hold(scope, &tenant)?;
+        let suspend = ["-n", tenant.name(), "suspend", "pod/low", "--timeout", "60"];
+        cluster.drava(&suspend)?.success()?;
+        tenant.delete_pods(&["low"])?;
+        // Its program ends with the pod, while it stands still.
+        let held = holder.join();
+        let held = held.map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        ensure!(
+            held.as_ref().map_or(true, |held| held.code != 0),
+            "{held:?}"
+        );
+        Ok(())
+    })?;
+    // No claim counts any more, for the controller and for the node.
+    wait("the claim is gone", || {
+        Ok((tenant.list("resourceclaims")?.len() == 1).then_some(()))
+    })?;
+    tenant.apply(&pod_with_share(
+        "next",
+        "vgpu.drava.dev",
+        &format!("{{memory: {MOST}}}"),
+    ))?;
+    tenant.running("next")?;
+    ensure!(
+        tenant.fill("next", 0)? > 50_000,
+        "the pod does not get its memory"
+    );
+    cluster.check_allocations()?;
+    let text = cluster.metrics("driver", DRIVER_PORT)?;
+    let series = format!(
+        "drava_share_suspended_bytes{{namespace=\"{}\"",
+        tenant.name()
+    );
+    ensure!(!text.contains(&series), "{text}");
+    tenant.delete_pods(&["next", "other"])?;
+    node.wait_until_clean()?;
+    wait("the GPUs have no memory of programs", || {
+        let status: Value = serde_json::from_str(&node.simulator(&["status"])?)?;
+        let gpus = status["gpus"].as_array().context("gpus")?;
+        Ok(gpus.iter().all(|gpu| gpu["usedBytes"] == 0).then_some(()))
+    })
+}
+
+#[test]
 fn notebook_of_the_example_is_suspended_for_urgent_pod() -> Result<()> {
     const NOTEBOOKS: (&str, &str) = ("app", "notebook");
     let cluster = TestCluster::attach()?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask bench suspend` runs the same tests with more rounds.
 
-use std::io::{BufReader, Write as _};
+use std::io::BufReader;
 use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const COMPARED_VARIABLE: &str = "DRAVA_E2E_COMPARED";
 /// Rounds with a kill.
 const ROUNDS_VARIABLE: &str = "DRAVA_E2E_ROUNDS";
-/// Idle periods of a notebook; without it, the test is skipped.
+/// Idle periods of a notebook.
 const IDLE_VARIABLE: &str = "DRAVA_E2E_IDLE";
 /// Seed of the order of victims and times.
 const SEED_VARIABLE: &str = "DRAVA_E2E_SEED";
@@ -568,15 +568,7 @@ fn idle_policy(tenant: &Namespace<'_>) -> String {
 
 #[test]
 fn idle_notebook_gives_its_gpu_and_gets_it_at_the_next_cell() -> Result<()> {
-    let rounds = option(IDLE_VARIABLE, 0)?;
-    if rounds == 0 {
-        let test = "idle_notebook_gives_its_gpu_and_gets_it_at_the_next_cell";
-        let line = format!(
-            "skipped: {test}: waits for minutes until a share is idle; set {IDLE_VARIABLE}=1\n"
-        );
-        std::io::stderr().write_all(line.as_bytes())?;
-        return Ok(());
-    }
+    let rounds = option(IDLE_VARIABLE, 1)?;
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("suspend-idle")?;
     cluster.drava_ready()?;

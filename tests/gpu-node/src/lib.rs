@@ -15,6 +15,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
 use drava_dra_driver::agent::Config;
+use drava_dra_driver::agent::policy::idle;
 use drava_dra_driver::node::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::mounts::ClaimsMount;
@@ -201,7 +202,7 @@ impl Node {
         let real = PathBuf::from(format!("/proc/{pid}"));
         let shown = self.proc_root().join(pid.to_string());
         fs::create_dir_all(&shown)?;
-        for name in ["stat", "status", "ns", "cgroup"] {
+        for name in ["stat", "status", "ns", "cgroup", "task"] {
             symlink(real.join(name), shown.join(name))?;
         }
         let claims = self.layout.claims();
@@ -229,6 +230,7 @@ impl Node {
             allocatable: Arc::new(|_| None),
             missed_reclaims: MissedReclaims::default(),
             metrics: watch::Sender::new(Arc::default()),
+            idle_after_us: idle::FIRST_US,
         }
     }
 }

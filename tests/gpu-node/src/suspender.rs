@@ -56,6 +56,7 @@ impl<'a> Suspender<'a> {
                 checkpointer: Checkpointer::new(program, config.proc_root.clone()),
                 proc_root: config.proc_root,
                 open: config.open,
+                boot_id: "boot".to_owned(),
             },
             libcuda,
             answers: BTreeMap::new(),

@@ -36,6 +36,8 @@ const timeOf = (claim) => (claim.access === "partition" ? "–" : claim.cores > 
 // What a claim uses at the moment, as far as it was measured.
 const usedMemory = (claim) => (claim.measured ? bytes(claim.measured.memory) : "–");
 const usedTime = (claim) => (claim.measured?.cores === undefined ? "–" : `${claim.measured.cores}%`);
+// Since when a share is idle.
+const idleText = ({ idleSince }) => (idleSince === undefined ? "" : `, idle since ${new Date(idleSince).toLocaleString()}`);
 // The most that a share with memory.limit may use at the moment, and what of it is lent.
 const lentText = ({ measured }) => (measured?.lentMemory === undefined ? "" :
   `limit ${bytes(measured.memoryLimit)}, ${bytes(measured.lentMemory)} lent`);
@@ -49,7 +51,7 @@ function segment(gpu, claim, axis) {
   const time = claim.access === "share" ? `, GPU time ${timeOf(claim)}` : "";
   const used = claim.measured && axis === "width" ? `${Math.min(100, percent(claim.measured.memory, claim.memory))}%` : null;
   return el("span", {
-    class: `segment ${claim.access}`, title: `${claim.name} (${pods}): ${claim.access}, ${bytes(claim.memory)}${time}${usedText(claim)}`,
+    class: `segment ${claim.access}`, title: `${claim.name} (${pods}): ${claim.access}, ${bytes(claim.memory)}${time}${usedText(claim)}${idleText(claim)}`,
     style: { [axis]: `${Math.min(100, percent(claim.memory, gpu.memory.total))}%`, ...segmentColor(claim) },
   }, used && el("i", { class: "used", style: { width: used } }), axis === "width" ? [el("span", { class: "label" }, podName(claim)), el("small", {}, bytes(claim.memory))] : []);
 }
@@ -220,7 +222,7 @@ function drawOwn(main) {
   rowsOr("own", shown, 7, claims.length > 0 ? "No claim matches the filter." : "No claim of the namespace has a GPU. GPUs themselves are not visible to you.",
     (claim) => `${claim.name} ${claim.device}`, (claim) => row(
       head(claim.name.split("/")[1]),
-      cell("Pods", claim.pods.join(", ")), cell("Node", claim.node), cell("GPU", claim.gpu), cell("Use", claim.access),
+      cell("Pods", claim.pods.join(", ")), cell("Node", claim.node), cell("GPU", claim.gpu), cell("Use", claim.access + idleText(claim)),
       number("Memory", whole(claim.memory, claim.memory && bytes(claim.memory))),
       number("GPU time", whole(claim.cores, timeOf(claim)))));
 }
@@ -271,7 +273,7 @@ function drawDetail() {
   const largest = Math.max(1, ...node.gpus.map((gpu) => gpu.memory.total));
   const claims = node.gpus.flatMap((gpu) => gpu.claims.map((claim) => ({ gpu, claim })));
   const rows = claims.map(({ gpu, claim }) => row(
-    head(swatch(claim.namespace), claim.name), cell("GPU", gpu.gpu), cell("Pods", claim.pods.join(", ")), cell("Use", claim.access),
+    head(swatch(claim.namespace), claim.name), cell("GPU", gpu.gpu), cell("Pods", claim.pods.join(", ")), cell("Use", claim.access + idleText(claim)),
     number("Memory", bytes(claim.memory)), number("Memory in use", usedMemory(claim), lentText(claim) && ` (${lentText(claim)})`),
     number("GPU time", timeOf(claim)), number("GPU time in use", usedTime(claim))));
   const list = table(["Claim", "GPU", "Pods", "Use", "Memory", "in use", "GPU time", "in use"], "detail-claims", "wide");

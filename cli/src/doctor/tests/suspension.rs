@@ -71,6 +71,41 @@ fn claim() -> Value {
 }
 
 #[test]
+fn repeats_what_node_driver_says_of_share_that_is_to_be_suspended() {
+    let found = |label: bool, status: &str, reason: &str| {
+        text(|state| {
+            let mut pod = user_pod();
+            pod["metadata"]["uid"] = json!("uid-p");
+            state.pods = vec![object(driver_pod()), object(pod)];
+            let mut claim = claim();
+            if label {
+                claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+            }
+            claim["status"]["devices"] = json!([{
+                "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+                "conditions": [{
+                    "type": "Suspended", "status": status, "reason": reason,
+                    "message": "cannot lock process 7 of the node: a thread of it is in uninterruptible sleep",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z",
+                }],
+            }]);
+            state.claims = vec![object(claim)];
+        })
+    };
+    let expected = "pod team/p: the share of claim team/c is to be suspended, and is not: cannot lock process 7 of the node: a thread of it is in uninterruptible sleep; follow the message, or take the wish back with `kubectl drava resume`\n";
+    assert_eq!(found(true, "False", "SuspendFailed"), expected);
+    assert_eq!(found(true, "False", "SuspendRefused"), expected);
+    for (label, status, reason) in [
+        (false, "False", "SuspendFailed"),
+        (true, "True", "Suspended"),
+        (true, "False", "Resumed"),
+    ] {
+        let found = found(label, status, reason);
+        assert_eq!(found, "no problems found\n", "{reason}");
+    }
+}
+
+#[test]
 fn finds_shares_that_cannot_be_suspended() {
     let found = |container: Value| {
         text(|state| {

@@ -312,6 +312,12 @@ impl Planner {
                 }
                 None
             }
+            Step::Evict => {
+                self.decide_again(key, Some(now + EVICTION_RETRY));
+                let state = "the node was restarted while its share was suspended, so the state of its programs is lost";
+                self.evict_suspended(key, state.to_owned(), time, actions);
+                None
+            }
             Step::Resume if self.has_undecided_pods() => {
                 self.wait_for_room(key, now);
                 None
@@ -326,7 +332,8 @@ impl Planner {
                     let room = share::room(&device, &lacking);
                     let end = match share::ends_at(&claim) {
                         Some(end) if end <= time.time.0 => {
-                            self.evict_expired(key, &claim, &room, time, actions);
+                            let state = expired_state(&claim, &room);
+                            self.evict_suspended(key, state, time, actions);
                             return;
                         }
                         Some(end) => format!("; its pod is evicted at {end} otherwise"),
@@ -356,12 +363,11 @@ impl Planner {
         Some((PendingEvent::suspension_refused, message))
     }
 
-    /// Starts the eviction of a pod whose share is suspended for longer than it may be.
-    fn evict_expired(
+    /// Starts the eviction of a pod whose share is suspended and does not stay so.
+    fn evict_suspended(
         &mut self,
         key: &ObjectKey,
-        claim: &ResourceClaim,
-        room: &str,
+        state: String,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
     ) {
@@ -375,14 +381,6 @@ impl Planner {
         if is_ending || retry.is_some_and(|retry| time.instant < retry) {
             return;
         }
-        let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
-        let limit = share::check(claim).ok();
-        let limit = limit.and_then(|settings| settings.max_suspend);
-        let limit = limit.map(|limit| format!(" ({limit})"));
-        let state = format!(
-            "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
-            limit.unwrap_or_default()
-        );
         let (uid, victim) = (
             uid.to_owned(),
             Victim {
@@ -683,6 +681,18 @@ impl Planner {
         let event = self.reporter.deduplicator.filter(event, time.instant);
         actions.extend(event.map(Action::PublishEvent));
     }
+}
+
+/// Returns why the pod of a share is evicted that has been suspended for longer than it may be.
+fn expired_state(claim: &ResourceClaim, room: &str) -> String {
+    let by = suspension::suspended_for(&claim.metadata).unwrap_or_default();
+    let limit = share::check(claim).ok();
+    let limit = limit.and_then(|settings| settings.max_suspend);
+    let limit = limit.map(|limit| format!(" ({limit})"));
+    format!(
+        "its share was suspended for {by} for longer than suspend.maxSuspendSeconds{}, and lacks {room}",
+        limit.unwrap_or_default()
+    )
 }
 
 /// An event of a pod with this message.

@@ -207,6 +207,7 @@ impl TrackedShare {
         device: &Prepared,
         share: &Share,
         opened: Opened,
+        idle_after_us: u64,
         now_us: u64,
     ) -> io::Result<Self> {
         let uid = &record.claim.uid;
@@ -259,7 +260,7 @@ impl TrackedShare {
             page,
             totals: CounterTotals::default(),
             figures: None,
-            idle: IdleTracker::default(),
+            idle: IdleTracker::new(idle_after_us),
         })
     }
 

@@ -1,13 +1,13 @@
 //! Idle shares: since when a share has used no GPU time. Pure.
 //!
 //! A period begins anew with each sign of GPU time, with each restart of the agent and when a suspended share is resumed: what was
-//! not measured is not idle. The level is reported after [`FIRST_US`]; a share whose level changes often is reported less often.
+//! not measured is not idle. The level is reported after a minute; a share whose level changes often is reported less often.
 
 /// Time without GPU time after which a share is reported as idle, µs.
 pub const FIRST_US: u64 = 60_000_000;
 
-/// Longest such time, and length of an idle period after which the next one is reported after [`FIRST_US`] again, µs.
-pub const LAST_US: u64 = 600_000_000;
+/// Longest such time, in first ones, and length of an idle period after which the next one is reported after the first time again.
+const LAST_FACTOR: u64 = 10;
 
 /// What one scan shows of a share.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,22 +32,25 @@ pub struct IdleTracker {
     since_us: u64,
     /// The level: since when it is idle, µs.
     idle_since_us: Option<u64>,
+    /// Time after which it is reported as idle at first, µs.
+    first_us: u64,
     /// Time after which it is reported as idle, µs.
     after_us: u64,
 }
 
-impl Default for IdleTracker {
-    fn default() -> Self {
+impl IdleTracker {
+    /// Follows a share that is reported as idle after `first_us`, see [`FIRST_US`].
+    #[must_use]
+    pub const fn new(first_us: u64) -> Self {
         Self {
             last: None,
             since_us: 0,
             idle_since_us: None,
-            after_us: FIRST_US,
+            first_us,
+            after_us: first_us,
         }
     }
-}
 
-impl IdleTracker {
     /// Since when the share has used no GPU time, µs; `None` if it has lately, or nothing is known of it.
     #[must_use]
     pub const fn idle_since_us(&self) -> Option<u64> {
@@ -71,9 +74,10 @@ impl IdleTracker {
         }
         if before != Some(signs(seen)) || seen.is_busy || seen.is_unknown {
             if let Some(since_us) = self.idle_since_us.take() {
-                self.after_us = match now_us.saturating_sub(since_us) < LAST_US {
-                    true => (self.after_us * 2).min(LAST_US),
-                    false => FIRST_US,
+                let last_us = self.first_us.saturating_mul(LAST_FACTOR);
+                self.after_us = match now_us.saturating_sub(since_us) < last_us {
+                    true => self.after_us.saturating_mul(2).min(last_us),
+                    false => self.first_us,
                 };
             }
             self.since_us = now_us;
@@ -98,7 +102,7 @@ mod tests {
     impl Share {
         fn new() -> Self {
             let mut share = Self {
-                tracker: IdleTracker::default(),
+                tracker: IdleTracker::new(FIRST_US),
                 now_us: 100 * SECOND_US,
                 seen: Evidence::default(),
             };
@@ -180,7 +184,16 @@ mod tests {
         }
         assert_eq!(changes, 2, "one pause is reported");
         assert_eq!(share.scans(119, |_| ()), (false, 0));
-        assert_eq!(share.scans(1000, |_| ()), (true, 1));
+        assert_eq!(share.scans(1, |_| ()), (true, 1));
+        // Pauses of a little more than the time after which they are reported double that, up to ten minutes, which is a long pause.
+        for after in [240, 480, 600, 60] {
+            share.scans(1, |seen| seen.gpu_time_us += 1);
+            let pause = share.tracker.after_us / SECOND_US;
+            assert_eq!(pause, after);
+            assert_eq!(share.scans(pause - 1, |_| ()), (false, 0));
+            assert_eq!(share.scans(1, |_| ()), (true, 1));
+        }
+        assert_eq!(share.scans(1000, |_| ()), (true, 0));
         // A long pause ends that.
         share.scans(1, |seen| seen.gpu_time_us += 1);
         assert_eq!(share.scans(60, |_| ()), (true, 1));

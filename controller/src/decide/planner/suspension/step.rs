@@ -12,6 +12,8 @@ pub(super) enum Answer {
     Running,
     /// They are suspended.
     Suspended,
+    /// They are suspended, and their state is lost.
+    Lost,
     /// They are being resumed, or the answer is of an earlier intent.
     Resuming,
     /// They cannot be suspended.
@@ -71,6 +73,8 @@ pub(super) enum Step {
     Withdraw,
     /// Withdraw the intent if the share fits.
     Resume,
+    /// Evict the pod.
+    Evict,
 }
 
 impl View {
@@ -81,7 +85,9 @@ impl View {
             answers.any(|answer| answer.status == status)
         };
         let mut answers = suspension::answers(claim);
-        let answer = if suspension::is_suspended(claim) {
+        let answer = if suspension::is_lost(claim) {
+            Answer::Lost
+        } else if suspension::is_suspended(claim) {
             Answer::Suspended
         } else if suspension::refusal(claim).is_some() {
             Answer::Refused
@@ -108,6 +114,7 @@ impl View {
     pub(super) const fn step(self) -> Step {
         match (self.is_intended, self.answer) {
             (true, _) if !self.is_allocated => Step::Withdraw,
+            (true, Answer::Lost) => Step::Evict,
             (true, _) if matches!(self.rest, Rest::Wished) => Step::TakeOver,
             (true, _) if self.is_wished => Step::Nothing,
             // It has made room for a pod that takes it next.
@@ -119,7 +126,9 @@ impl View {
             (true, Answer::Running | Answer::Resuming) if self.is_awaited => Step::Nothing,
             (true, Answer::Running | Answer::Resuming) => Step::Withdraw,
             // An intent now would meet the answer to the one before.
-            (false, Answer::Resuming | Answer::Suspended | Answer::Refused) => Step::Nothing,
+            (false, Answer::Resuming | Answer::Suspended | Answer::Lost | Answer::Refused) => {
+                Step::Nothing
+            }
             (false, _) if self.is_allocated && self.is_wished => Step::Intend,
             (false, _) => Step::Nothing,
         }
@@ -140,7 +149,7 @@ mod tests {
             is_awaited,
             rest: Rest::None,
         };
-        use Answer::{Refused, Resuming, Running, Suspended};
+        use Answer::{Lost, Refused, Resuming, Running, Suspended};
         let cases = [
             // Nothing is wanted.
             (view(false, false, Running, false), Step::Nothing),
@@ -155,6 +164,10 @@ mod tests {
             (view(true, false, Running, true), Step::Nothing),
             (view(true, false, Refused, true), Step::Withdraw),
             (view(true, false, Suspended, true), Step::Nothing),
+            // The node was restarted.
+            (view(true, false, Lost, true), Step::Evict),
+            (view(true, true, Lost, false), Step::Evict),
+            (view(false, true, Lost, false), Step::Nothing),
             // The answer to the intent before has not been taken back.
             (view(false, true, Suspended, false), Step::Nothing),
             (view(false, true, Resuming, false), Step::Nothing),

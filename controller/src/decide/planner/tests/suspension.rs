@@ -118,6 +118,40 @@ fn pod_that_may_not_preempt_suspends_nothing() {
 }
 
 #[test]
+fn pod_whose_state_is_lost_is_evicted_as_far_as_budgets_allow_it() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    // Also if there is room, and whoever has suspended it.
+    answer(&mut cluster, "a", "True", "StateLost");
+    cluster.settle();
+    let [eviction] = &cluster.evictions[..] else {
+        panic!("{:?}", cluster.evictions);
+    };
+    assert_eq!(eviction.victims[0].pod.name.as_deref(), Some("a"));
+    assert!(cluster.write_intents().is_empty(), "it is not resumed");
+    let eviction = cluster.evictions.remove(0);
+    cluster.planner.eviction_finished(
+        EvictionOutcome {
+            evicted: Vec::new(),
+            failure: Some(EvictionFailure {
+                victim: eviction.victims[0].clone(),
+                message: "a budget".to_owned(),
+            }),
+            eviction,
+        },
+        cluster.now,
+    );
+    cluster.settle();
+    assert!(cluster.evictions.is_empty(), "it rests");
+    cluster.advance(Duration::from_secs(301));
+    cluster.settle();
+    assert_eq!(cluster.evictions.len(), 1);
+}
+
+#[test]
 fn shares_are_resumed_by_priority_and_age() {
     let mut cluster = TestCluster::new(&["n1"]);
     for (name, priority, second) in [("late", 5, 9), ("low", 1, 0), ("early", 5, 3)] {

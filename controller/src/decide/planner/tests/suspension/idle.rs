@@ -279,3 +279,43 @@ fn wish_of_a_user_precedes_idleness() {
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["-nb"]);
 }
+
+#[test]
+fn each_idle_period_has_one_action() {
+    let mut cluster = idle_notebook("event");
+    cluster.advance(HOUR);
+    cluster.settle();
+    let count = cluster.messages_of("Pod/nb").len();
+    for _ in 0..24 {
+        cluster.advance(HOUR);
+        // The claim has changed for another reason.
+        report(&mut cluster, Some(START), None);
+        cluster.settle();
+    }
+    assert_eq!(cluster.messages_of("Pod/nb").len(), count);
+    report(&mut cluster, None, None);
+    report(&mut cluster, Some("2026-01-02T01:00:00Z"), None);
+    cluster.settle();
+    assert_eq!(cluster.messages_of("Pod/nb").len(), count);
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.messages_of("Pod/nb").len(), count + 1);
+}
+
+#[test]
+fn pod_of_idle_share_is_evicted_once_and_not_while_it_ends() {
+    let mut cluster = idle_notebook("evict");
+    for _ in 0..3 {
+        cluster.advance(HOUR);
+        report(&mut cluster, Some(START), None);
+        cluster.settle();
+        assert_eq!(cluster.evictions.len(), 1, "no answer of the API server");
+    }
+    let mut cluster = idle_notebook("evict");
+    cluster.start_deletion("nb");
+    for _ in 0..3 {
+        cluster.advance(HOUR);
+        cluster.settle();
+        assert!(cluster.evictions.is_empty());
+    }
+}
