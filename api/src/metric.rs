@@ -210,6 +210,8 @@ pub mod driver {
                 "Memory limit of the share; absent without a limit.";
             SHARE_BURST_BYTES = "drava_share_burst_bytes" Gauge ["namespace", "claim", "share"]
                 "Part of the memory limit beyond what the share is guaranteed; absent without memory.limit.";
+            SHARE_LENT_BYTES = "drava_share_lent_bytes" Gauge ["namespace", "claim", "share"]
+                "Part of its guarantee that the share lends to others; absent without memory.lendIdle of its class.";
             SHARE_SUSPENDED_BYTES = "drava_share_suspended_bytes" Gauge ["namespace", "claim", "share"]
                 "GPU memory of the processes of a suspended share, which waits in host memory; absent while the share runs.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]

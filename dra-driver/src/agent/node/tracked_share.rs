@@ -749,6 +749,7 @@ impl TrackedShare {
                 .limit_bytes
                 .and(limits.memory_limit_bytes)
                 .map(|limit| limit.saturating_sub(self.memory.held_bytes)),
+            lent_bytes: self.memory.lends_idle.then_some(limits.lent_bytes),
             guaranteed_percent: limits.cores.percent(),
             gpu_time_us: self.totals.gpu_time_us(),
             throttled_us: self.totals.throttled_us(),
