@@ -524,7 +524,10 @@ impl World {
                 companions.push((number, gib));
             }
         }
-        self.counts.resizes.fetch_add(1, Ordering::Relaxed);
+        let before = self.counts.resizes.fetch_add(1, Ordering::Relaxed);
+        if before % 1000 == 999 {
+            report(&format!("{} resizes", before + 1));
+        }
     }
 
     /// Waits until a companion is granted.
