@@ -339,7 +339,19 @@ impl Model {
             promised += self.page(*number).0.max(share.used_bytes);
         }
         assert!(used <= GPU_GIB * GIB, "{used} bytes in use");
-        assert!(promised <= GPU_GIB * GIB, "{promised} bytes promised");
+        let pages = || -> Vec<_> {
+            let shares = self.shares.iter();
+            let page = |(number, share): (&u32, &Prepared)| {
+                let (usable, lent) = self.page(*number);
+                (*number, share.held_gib, usable, lent, share.used_bytes)
+            };
+            shares.map(page).collect()
+        };
+        assert!(
+            promised <= GPU_GIB * GIB,
+            "{promised} bytes promised: share, GiB held, bytes of its page, lent and used: {:?}",
+            pages()
+        );
     }
 
     /// All programs end, and those of lenders need all they are guaranteed.
