@@ -503,10 +503,10 @@ fn example_grows_by_command_and_by_manifest() -> Result<()> {
     Ok(())
 }
 
-/// Installs the scheduling of this mode, and waits for its programs.
-fn set_scheduling(cluster: &TestCluster, mode: &str) -> Result<()> {
+/// Installs the scheduling of this mode; the compatibility with other systems needs the managed one.
+fn set_scheduling(cluster: &TestCluster, mode: &str, is_compatible: bool) -> Result<()> {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
-    let set = format!("scheduling.mode={mode}");
+    let set = format!("scheduling.mode={mode},compatibility.enabled={is_compatible}");
     let upgrade = ["upgrade", "drava", chart, "-n", "drava-system"];
     let values = [
         "--reuse-values",
@@ -526,7 +526,7 @@ fn native_mode_refuses_growth() -> Result<()> {
     start(&tenant, "grow", "2Gi")?;
     let grown = resize(&cluster, &tenant, "grow", "3Gi", "60")?;
     ensure!(grown.code == 0, "{grown:?}");
-    set_scheduling(&cluster, "native")?;
+    set_scheduling(&cluster, "native", false)?;
     let outcome = (|| {
         let refused = resize(&cluster, &tenant, "grow", "4Gi", "10")?;
         ensure!(refused.code == 1, "{refused:?}");
@@ -549,7 +549,7 @@ fn native_mode_refuses_growth() -> Result<()> {
         );
         tenant.kubectl(&withdraw).map(drop)
     })();
-    set_scheduling(&cluster, "managed")?;
+    set_scheduling(&cluster, "managed", true)?;
     cluster.drava_ready()?;
     outcome?;
     let grown = resize(&cluster, &tenant, "grow", "4Gi", "60")?;
