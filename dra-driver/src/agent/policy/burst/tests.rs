@@ -143,6 +143,27 @@ fn waiting_share_that_can_burst_gets_nothing_before_memory_is_back() {
     assert_eq!(gib(&division), [(1, 4), (2, 2)]);
 }
 
+/// An agent that has restarted does not know what was lent to it.
+#[test]
+fn waiting_share_gets_nothing_of_what_it_may_have_been_lent() {
+    let lowered = ShareMemory {
+        unreturned_bytes: 12 * GIB,
+        used_bytes: Some(0),
+        ..bursting(1, 4, 12, 4)
+    };
+    let new = ShareMemory {
+        unreturned_bytes: 12 * GIB,
+        ..waiting(2, 6)
+    };
+    let new = ShareMemory {
+        limit_bytes: Some(12 * GIB),
+        ..new
+    };
+    let division = divide(16 * GIB, &[lowered, new]);
+    assert_eq!(division.unbacked, [2]);
+    assert_eq!(gib(&division), [(1, 4), (2, 0)]);
+}
+
 #[test]
 fn takes_back_unused_room_without_victims() {
     let unused = ShareMemory {
