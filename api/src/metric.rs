@@ -212,6 +212,8 @@ pub mod driver {
                 "Part of the memory limit beyond what the share is guaranteed; absent without memory.limit.";
             SHARE_IDLE_SECONDS = "drava_share_idle_seconds" Gauge ["namespace", "claim", "share"]
                 "Time without GPU time of an idle share; absent while it is not idle, and for the first minute.";
+            SHARE_LENT_BYTES = "drava_share_lent_bytes" Gauge ["namespace", "claim", "share"]
+                "Part of its guarantee that the share lends to others; absent without memory.lendIdle of its class.";
             SHARE_SUSPENDED_BYTES = "drava_share_suspended_bytes" Gauge ["namespace", "claim", "share"]
                 "GPU memory of the processes of a suspended share, which waits in host memory; absent while the share runs.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]

@@ -71,6 +71,8 @@ struct Figures {
     memory: f64,
     time: Time,
     burst: Option<Burst>,
+    /// Lent to others.
+    lent: Option<f64>,
 }
 
 /// GPU time in metrics.
@@ -110,6 +112,7 @@ impl Use {
                     memory: 0,
                     cores: Some(0),
                     burst: None,
+                    lends_memory: None,
                 }),
                 Access::Whole | Access::Share | Access::Partition => measured,
             };
@@ -259,6 +262,7 @@ fn measured(figures: Figures, before: Option<&Counter>, at: Instant) -> Measured
         // The counter follows the use by up to a lease, so that a part of the time before may be in it.
         cores: ratio.map(|ratio| whole(ratio * 100.0).min(100)),
         burst: figures.burst,
+        lends_memory: figures.lent.map(whole),
     }
 }
 
@@ -273,10 +277,11 @@ fn whole(figure: f64) -> u64 {
 }
 
 /// Metrics with the figures.
-const FIGURES: [Metric; 6] = [
+const FIGURES: [Metric; 7] = [
     metric::SHARE_MEMORY_USED_BYTES,
     metric::SHARE_MEMORY_LIMIT_BYTES,
     metric::SHARE_BURST_BYTES,
+    metric::SHARE_LENT_BYTES,
     metric::SHARE_GPU_TIME_SECONDS,
     metric::GPU_MEMORY_USED_BYTES,
     metric::GPU_UTILIZATION_RATIO,
@@ -322,6 +327,7 @@ fn figures(text: &str) -> BTreeMap<Key, Figures> {
                 memory_limit: whole(limit),
                 lent_memory: whole(lent),
             }),
+            lent: value(&metric::SHARE_LENT_BYTES),
         };
         Some((key, figures))
     });

@@ -179,6 +179,9 @@ pub(crate) struct Measured {
     /// Memory that it may use at the moment; absent for a claim that may use what it requests only.
     #[serde(flatten)]
     pub(crate) burst: Option<Burst>,
+    /// Part of its request that other claims may use at the moment, bytes; absent for a claim that does not lend.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lends_memory: Option<u64>,
 }
 
 /// Memory of a share with `memory.limit`, bytes.
@@ -580,7 +583,10 @@ impl GpuClaim {
                 format!(", limit {limit} with {lent} lent")
             });
             let lent = lent.unwrap_or_default();
-            format!(", uses {memory} and {cores} cores{lent}")
+            let lends = measured.lends_memory.filter(|memory| *memory > 0);
+            let lends = lends.map(|memory| format!(", lends {}", bytes(Quantity::bytes(memory))));
+            let lends = lends.unwrap_or_default();
+            format!(", uses {memory} and {cores} cores{lent}{lends}")
         });
         let used = used.unwrap_or_default();
         format!("{name} on {device} ({pods}{suspended}{idle}){used}")

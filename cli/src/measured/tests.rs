@@ -8,7 +8,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::*;
-use crate::top;
+use crate::top::{self, Measured};
 
 /// A claim whose names need escapes, as no object of Kubernetes has them.
 const ODD: &str = "a\"b\\c\nd,e=\"}{ f";
@@ -49,6 +49,7 @@ impl Collector for NodeDriver {
         metric::SHARE_MEMORY_LIMIT_BYTES.encode(&mut encoder, limits)?;
         let burst = [(["default", "a", "s1"], 4.0 * GIB)];
         metric::SHARE_BURST_BYTES.encode(&mut encoder, burst)?;
+        metric::SHARE_LENT_BYTES.encode(&mut encoder, [(["default", ODD, "s2"], 5.0 * GIB)])?;
         let seconds = [(["default", "a", "s1"], self.seconds)];
         metric::SHARE_GPU_TIME_SECONDS.encode(&mut encoder, seconds)?;
         let gpus = [(["GPU-1"], 5e9), (["GPU-2"], 6e9)];
@@ -71,6 +72,7 @@ fn reads_what_the_library_writes() {
         memory,
         time,
         burst,
+        lent: None,
     };
     let burst = Burst {
         memory_limit: 12 << 30,
@@ -81,7 +83,13 @@ fn reads_what_the_library_writes() {
             key("a", "gpu-0-vgpu"),
             figures(3.0 * GIB, Time::Seconds(2.5), Some(burst)),
         ),
-        (key(ODD, "gpu-0-vgpu"), figures(7.0, Time::Unknown, None)),
+        (
+            key(ODD, "gpu-0-vgpu"),
+            Figures {
+                lent: Some(5.0 * GIB),
+                ..figures(7.0, Time::Unknown, None)
+            },
+        ),
         (key("w", "gpu-1"), figures(5e9, Time::Ratio(0.42), None)),
     ];
     // Nothing is measured of a partition, nor of a share without a reading.
@@ -141,6 +149,19 @@ fn table_shows_what_claims_use() {
         ),
         "{wide}"
     );
+    gpus[0].claims[1].measured = Some(Measured {
+        memory: 1 << 30,
+        lends_memory: Some(5 << 30),
+        ..Measured::default()
+    });
+    let wide = top::text(&gpus, &[], true);
+    assert!(
+        wide.contains("uses 1 GiB and ? cores, lends 5 GiB\n"),
+        "{wide}"
+    );
+    let lender = serde_json::to_value(gpus[0].claims[1].measured).expect("JSON");
+    let expected = serde_json::json!({"memory": 1_u64 << 30, "lendsMemory": 5_u64 << 30});
+    assert_eq!(lender, expected);
     let claim = serde_json::to_value(gpus[0].claims[0].measured).expect("JSON");
     let expected = serde_json::json!({"memory": 3_u64 << 30, "memoryLimit": 12_u64 << 30, "lentMemory": 4_u64 << 30});
     assert_eq!(claim, expected);

@@ -309,6 +309,8 @@ impl Snapshot {
         metric::SHARE_MEMORY_LIMIT_BYTES.encode(encoder, limits)?;
         let burst = each(&|share| bytes(share.burst_bytes?));
         metric::SHARE_BURST_BYTES.encode(encoder, burst)?;
+        let lent = each(&|share| bytes(share.lent_bytes?));
+        metric::SHARE_LENT_BYTES.encode(encoder, lent)?;
         let used = each(&|share| bytes(share.figures.used_bytes));
         metric::SHARE_MEMORY_USED_BYTES.encode(encoder, used)?;
         let peak = each(&|share| bytes(share.figures.peak_bytes));

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use drava_api::config::Priority;
 use drava_dra_driver::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProcess};
+use drava_dra_driver::agent::share_metrics::ShareMetrics;
 use drava_dra_driver::agent::{Agent, Config, Finding, FindingKind};
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::node::mounts::MountedShare;
@@ -17,6 +18,7 @@ use drava_dra_driver::prepare::{Grant, Share};
 use drava_nvml::GpuUuid;
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::region::Header;
+use tokio::sync::watch;
 
 use crate::node::{GIB, GPU, MIB, RunningAgent, TestNode, eventually};
 use crate::virtual_clock::FakeProcess;
@@ -463,6 +465,23 @@ fn lender_gets_its_guarantee_while_others_use_it() {
     assert!(lender.ok(&take(4)).is_err());
 }
 
+#[test]
+fn reports_what_share_lends() {
+    let node = lending_node();
+    let mut agent = SteppedAgent::new(&node);
+    let lent_by = |agent: &SteppedAgent, number: u32| {
+        let metrics = agent.metrics.borrow();
+        let mut shares = metrics.iter();
+        let share = shares.find(|share| share.share == TestNode::share_id(number));
+        share.map(|share| share.lent_bytes)
+    };
+    agent.step_until("the loan", || lent_gib(&node, 2) == 9);
+    // Metrics are sent once a second.
+    agent.step(11);
+    assert_eq!(lent_by(&agent, 2), Some(Some(9 * GIB)));
+    assert_eq!(lent_by(&agent, 1), Some(None), "a share that borrows");
+}
+
 /// The borrower has freed most of what it was lent: the lender gets its guarantee, and no process ends.
 #[test]
 fn unused_loan_is_returned_without_end_of_process() {
@@ -658,6 +677,7 @@ pub(crate) struct SteppedAgent {
     pub(crate) is_observed: bool,
     found: Vec<Finding>,
     missed: MissedReclaims,
+    metrics: watch::Receiver<Arc<[ShareMetrics]>>,
 }
 
 impl SteppedAgent {
@@ -668,6 +688,7 @@ impl SteppedAgent {
         };
         Self {
             missed: closed.missed_reclaims.clone(),
+            metrics: closed.metrics.subscribe(),
             agent: Agent::new(closed),
             now_us: 1_000_000_000,
             processes: Vec::new(),

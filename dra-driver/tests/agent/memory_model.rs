@@ -1,7 +1,8 @@
 //! Random histories of shares that begin, end, grow, shrink, burst and lend, while the agent is killed and the host restarts.
 //!
-//! Programs obey the pages of their shares, as libvgpu does, and give memory back late. At each step no byte is promised twice, and none is
-//! in use twice; in the end each share has what it is guaranteed.
+//! Programs obey the pages of their shares, as libvgpu does, and give memory back late. An allocation may be charged later than it was
+//! admitted, by a page that has been lowered meanwhile. At each step no byte is promised twice, and none is in use twice; in the end each
+//! share has what it is guaranteed.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -21,6 +22,9 @@ const SHARES: u64 = 6;
 const HISTORIES: u64 = 12;
 const STEPS: u64 = 120;
 
+/// Periods of 100 ms after which an allocation is charged at most: 200 ms after its limit was lowered. The agent expects 250 ms.
+const LATEST_CHARGE: u64 = 3;
+
 /// A prepared share.
 struct Prepared {
     /// Guarantee of its claim and its companions, GiB.
@@ -30,8 +34,16 @@ struct Prepared {
     can_burst: bool,
     process: Option<FakeProcess>,
     used_bytes: u64,
+    /// An allocation that was admitted and is not yet charged.
+    admitted: Option<Admitted>,
     /// Steps in which it fits without what is given back.
     fits: u32,
+}
+
+struct Admitted {
+    bytes: u64,
+    /// Periods until it is charged.
+    periods: u64,
 }
 
 struct Model {
@@ -102,6 +114,7 @@ impl Model {
             can_burst: kind > 1,
             process: None,
             used_bytes: 0,
+            admitted: None,
             fits: 0,
         };
         self.shares.insert(number, share);
@@ -135,13 +148,25 @@ impl Model {
             process.exit();
         }
         share.used_bytes = 0;
+        share.admitted = None;
         self.log.push(format!("end {number}"));
     }
 
-    /// A program wants this much: it gets what its page allows, or says that it waits.
-    fn allocate(&mut self, number: u32, bytes: u64) {
+    /// A program wants this much: it gets what its page allows, at once or after some periods, or says that it waits.
+    fn allocate(&mut self, number: u32, bytes: u64, periods: u64) {
         let (usable, lent) = self.page(number);
-        if bytes <= usable {
+        let share = self.shares.get_mut(&number).unwrap();
+        if share.admitted.is_some() {
+            return;
+        }
+        let added = bytes.saturating_sub(share.used_bytes);
+        if bytes <= usable && added > 0 && periods > 0 {
+            share.admitted = Some(Admitted {
+                bytes: added,
+                periods,
+            });
+            self.log.push(format!("admit {number}: {added} more"));
+        } else if bytes <= usable {
             self.set_use(number, bytes);
             self.count("allocated");
         } else if bytes <= usable + lent {
@@ -164,7 +189,19 @@ impl Model {
         self.log.push("agent killed".to_owned());
     }
 
+    /// Lets something happen, or several things at the same time, and runs the agent for a while.
     fn step(&mut self, random: &mut impl FnMut(u64) -> u64) {
+        for _ in 0..1 + random(3) {
+            self.act(random);
+        }
+        // NVML does not answer at times.
+        self.agent.is_observed = random(8) > 0;
+        for _ in 0..1 + random(12) {
+            self.advance(random);
+        }
+    }
+
+    fn act(&mut self, random: &mut impl FnMut(u64) -> u64) {
         let number = u32::try_from(1 + random(SHARES)).unwrap();
         let action = random(20);
         let gib = 1 + random(6);
@@ -196,7 +233,7 @@ impl Model {
             (Some(_), 5..12) => {
                 let (usable, lent) = self.page(number);
                 let wanted = (usable + lent) * (1 + random(16)) / 16;
-                self.allocate(number, wanted);
+                self.allocate(number, wanted, random(LATEST_CHARGE + 1));
             }
             (Some(_), 12..14) => self.end_process(number),
             (_, 18) => self.crash_agent(),
@@ -210,11 +247,6 @@ impl Model {
                 self.count("restarted");
             }
             _ => {}
-        }
-        // NVML does not answer at times.
-        self.agent.is_observed = random(8) > 0;
-        for _ in 0..1 + random(12) {
-            self.advance(random);
         }
     }
 
@@ -231,6 +263,7 @@ impl Model {
         self.agent.step(1);
         let numbers: Vec<u32> = self.shares.keys().copied().collect();
         for number in numbers {
+            self.charge_admitted(number);
             let (usable, lent) = self.page(number);
             let share = &self.shares[&number];
             if share.used_bytes > usable {
@@ -250,6 +283,23 @@ impl Model {
             self.check(number);
         }
         self.check_sums();
+    }
+
+    /// Charges what was admitted, when its time is over.
+    fn charge_admitted(&mut self, number: u32) {
+        let (usable, _) = self.page(number);
+        let share = self.shares.get_mut(&number).unwrap();
+        if let Some(admitted) = &mut share.admitted {
+            admitted.periods -= 1;
+        }
+        let Some(due) = share.admitted.take_if(|admitted| admitted.periods == 0) else {
+            return;
+        };
+        let used = share.used_bytes + due.bytes;
+        self.set_use(number, used);
+        if used > usable {
+            self.count("charged late");
+        }
     }
 
     /// As the driver does: a companion ends when limit and use have fit for a while.
@@ -289,7 +339,19 @@ impl Model {
             promised += self.page(*number).0.max(share.used_bytes);
         }
         assert!(used <= GPU_GIB * GIB, "{used} bytes in use");
-        assert!(promised <= GPU_GIB * GIB, "{promised} bytes promised");
+        let pages = || -> Vec<_> {
+            let shares = self.shares.iter();
+            let page = |(number, share): (&u32, &Prepared)| {
+                let (usable, lent) = self.page(*number);
+                (*number, share.held_gib, usable, lent, share.used_bytes)
+            };
+            shares.map(page).collect()
+        };
+        assert!(
+            promised <= GPU_GIB * GIB,
+            "{promised} bytes promised: share, GiB held, bytes of its page, lent and used: {:?}",
+            pages()
+        );
     }
 
     /// All programs end, and those of lenders need all they are guaranteed.
@@ -303,7 +365,7 @@ impl Model {
             for number in &numbers {
                 let (usable, lent) = self.page(*number);
                 if lent > 0 {
-                    self.allocate(*number, usable + lent);
+                    self.allocate(*number, usable + lent, 0);
                 }
             }
             self.advance(random);
@@ -354,6 +416,7 @@ fn promises_no_byte_twice_in_random_histories() {
             "grown",
             "given back",
             "over",
+            "charged late",
             "lent",
             "restarted",
         ] {

@@ -186,6 +186,28 @@ impl ApiServer {
         self.objects().by_path.remove(&path);
     }
 
+    /// Deletes a claim, as the last finalizer does: watches see it.
+    pub(crate) fn remove_claim(&self, name: &str) {
+        self.remove(&format!("{CLAIMS_OF_DEFAULT}/{name}"));
+    }
+
+    /// Changes a claim, as another client would.
+    pub(crate) fn edit_claim(&self, name: &str, edit: impl FnOnce(&mut Value)) {
+        let path = format!("{CLAIMS_OF_DEFAULT}/{name}");
+        let mut objects = self.objects();
+        let mut claim = objects.by_path[&path].clone();
+        edit(&mut claim);
+        self.store_in(&mut objects, &path, claim);
+    }
+
+    /// Returns all claims.
+    pub(crate) fn claims(&self) -> Vec<Value> {
+        let objects = self.objects();
+        let claims = objects.by_path.range(CLAIMS_OF_DEFAULT.to_owned()..);
+        let claims = claims.take_while(|(path, _)| path.starts_with(CLAIMS_OF_DEFAULT));
+        claims.map(|(_, claim)| claim.clone()).collect()
+    }
+
     /// Returns the stored claim.
     pub(crate) fn claim(&self, name: &str) -> Value {
         self.objects().by_path[&format!("{CLAIMS_OF_DEFAULT}/{name}")].clone()
@@ -295,8 +317,11 @@ impl ApiServer {
         lists.map(|(_, query)| query.clone()).collect()
     }
 
-    fn store(&self, path: &str, mut object: Value) -> Value {
-        let mut objects = self.objects();
+    fn store(&self, path: &str, object: Value) -> Value {
+        self.store_in(&mut self.objects(), path, object)
+    }
+
+    fn store_in(&self, objects: &mut Objects, path: &str, mut object: Value) -> Value {
         objects.version += 1;
         let is_new = !objects.by_path.contains_key(path);
         object["metadata"]["resourceVersion"] = json!(objects.version.to_string());
@@ -307,7 +332,7 @@ impl ApiServer {
         admit(&mut object, &dropped);
         objects.by_path.insert(path.to_owned(), object.clone());
         let kind = if is_new { "ADDED" } else { "MODIFIED" };
-        self.notify_watches(&mut objects, path, kind, &object);
+        self.notify_watches(objects, path, kind, &object);
         object
     }
 
@@ -433,7 +458,9 @@ impl ApiServer {
     /// Applies `status.devices` of a claim, the status of a profile, or a whole event.
     fn patch(&self, path: &str, query: &str, body: &Value) -> Response {
         let object_path = path.trim_end_matches("/status");
-        let Some(mut present) = self.objects().by_path.get(object_path).cloned() else {
+        // Under one lock, so that no change is lost.
+        let mut objects = self.objects();
+        let Some(mut present) = objects.by_path.get(object_path).cloned() else {
             return status(StatusCode::NOT_FOUND, path);
         };
         if object_path == path {
@@ -456,7 +483,7 @@ impl ApiServer {
             let merged = merged(&present["status"]["devices"], devices, manager);
             present["status"]["devices"] = merged;
         }
-        axum::Json(self.store(object_path, present)).into_response()
+        axum::Json(self.store_in(&mut objects, object_path, present)).into_response()
     }
 
     fn watch(&self, path: &str, query: &str) -> Response {

@@ -275,14 +275,18 @@ fn run_if_killed() {
 }
 
 /// Xorshift.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).unwrap() % bound
+        self.0
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() >> 16).unwrap() % bound
     }
 }
 
@@ -573,12 +577,12 @@ impl Model {
 }
 
 /// `eprintln!` would be hidden for a test that passes.
-fn report(line: &str) {
+pub(crate) fn report(line: &str) {
     let line = format!("{line}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-fn number(variable: &str) -> Option<u64> {
+pub(crate) fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     Some(text.parse().unwrap())
 }

@@ -41,6 +41,7 @@ mod record;
 #[cfg(debug_assertions)]
 mod record_versions;
 mod recovery;
+mod resizes;
 mod retained;
 mod rollback;
 mod rolling_update;

@@ -502,3 +502,57 @@ fn example_grows_by_command_and_by_manifest() -> Result<()> {
     ensure!(companions(&tenant)?.is_empty(), "a companion is left");
     Ok(())
 }
+
+/// Installs the scheduling of this mode; the compatibility with other systems needs the managed one.
+fn set_scheduling(cluster: &TestCluster, mode: &str, is_compatible: bool) -> Result<()> {
+    let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/helm/drava");
+    let set = format!("scheduling.mode={mode},compatibility.enabled={is_compatible}");
+    let upgrade = ["upgrade", "drava", chart, "-n", "drava-system"];
+    let values = [
+        "--reuse-values",
+        "--force-conflicts",
+        "--set",
+        &set,
+        "--wait",
+    ];
+    cluster.helm(upgrade.into_iter().chain(values)).map(drop)
+}
+
+/// Only the controller allocates companions. What a share has gained before is its own.
+#[test]
+fn native_mode_refuses_growth() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("native-growth")?;
+    start(&tenant, "grow", "2Gi")?;
+    let grown = resize(&cluster, &tenant, "grow", "3Gi", "60")?;
+    ensure!(grown.code == 0, "{grown:?}");
+    set_scheduling(&cluster, "native", false)?;
+    let outcome = (|| {
+        let refused = resize(&cluster, &tenant, "grow", "4Gi", "10")?;
+        ensure!(refused.code == 1, "{refused:?}");
+        let why = "shares grow with scheduling.mode=managed only";
+        ensure!(refused.stderr.contains(why), "{refused:?}");
+        let mut unallocated = companions(&tenant)?;
+        unallocated.retain(|claim| claim["status"]["allocation"].is_null());
+        let [companion] = &unallocated[..] else {
+            anyhow::bail!("{unallocated:?}");
+        };
+        ensure!(
+            total_mib(&tenant, "grow")? == 3072,
+            "the share does not have what it had"
+        );
+        let name = companion["metadata"]["name"].as_str().context("name")?;
+        let withdraw = ["delete", "resourceclaim", name, "--timeout=30s"];
+        ensure!(
+            refused.stderr.contains(name),
+            "the refusal names no claim to withdraw: {refused:?}"
+        );
+        tenant.kubectl(&withdraw).map(drop)
+    })();
+    set_scheduling(&cluster, "managed", true)?;
+    cluster.drava_ready()?;
+    outcome?;
+    let grown = resize(&cluster, &tenant, "grow", "4Gi", "60")?;
+    ensure!(grown.code == 0, "{grown:?}");
+    cluster.check_allocations()
+}

@@ -759,6 +759,7 @@ impl TrackedShare {
                 .limit_bytes
                 .and(limits.memory_limit_bytes)
                 .map(|limit| limit.saturating_sub(self.memory.held_bytes)),
+            lent_bytes: self.memory.lends_idle.then_some(limits.lent_bytes),
             guaranteed_percent: limits.cores.percent(),
             cores_of: match limits.compute_policy {
                 ComputePolicy::Balance | ComputePolicy::Fixed => CoresOf::Time,

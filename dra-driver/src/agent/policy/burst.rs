@@ -148,9 +148,11 @@ pub fn divide<Id: Ord + Copy>(allocatable_bytes: u64, shares: &[ShareMemory<Id>]
                 share.kept_bytes
             } else if reclaimed.contains(&share.id) {
                 share.present_bytes.min(share.held_bytes)
+            } else if share.is_waiting() {
+                // What an earlier agent may have lent it is counted, and is no promise of its guarantee.
+                share.present_bytes
             } else {
-                // An allocation that was admitted before the limit was lowered is kept, as others are. A share that waits, too, gets
-                // nothing of its guarantee yet.
+                // An allocation that was admitted before the limit was lowered is kept, as others are.
                 share.promised_bytes().min(share.demand_bytes())
             };
             (share.id, limit)

@@ -31,6 +31,8 @@ pub struct ShareMetrics {
     pub limit_bytes: Option<u64>,
     /// Part of it beyond the guarantee; `None` for a share that gets its guarantee only.
     pub burst_bytes: Option<u64>,
+    /// What it lends of its guarantee; `None` for a share that does not lend.
+    pub lent_bytes: Option<u64>,
     /// Its cores, percent.
     pub guaranteed_percent: u32,
     /// What these are a part of.

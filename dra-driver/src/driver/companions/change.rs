@@ -23,6 +23,9 @@ use crate::report::GrantStatus;
 /// charged by then.
 pub(super) const SETTLED: Duration = Duration::from_millis(250);
 
+/// Time within which the agent has read a record that was written: until then it may raise a limit by an earlier one.
+pub(super) const FOLLOWED: Duration = Duration::from_millis(250);
+
 /// Memory of a share at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory {
@@ -93,6 +96,8 @@ pub(super) fn change<E: Effects>(
     }
     let mut record = seen;
     let mut devices = companion::retain(&record, companions);
+    // The limit may be low because the agent has not yet raised it for a grant that ends already.
+    let is_ending_now = devices != record.devices;
     let (mut memory, mut fits_since) = (BTreeMap::new(), FitsSince::new());
     for share in devices.iter().filter_map(Prepared::share) {
         let Some(found) = memory_of(share) else {
@@ -101,7 +106,10 @@ pub(super) fn change<E: Effects>(
         for amounts in [share.held(), share.kept()] {
             if found.fits(amounts.memory_bytes) {
                 let key = (share.id.clone(), amounts.memory_bytes);
-                let since = before.get(&key).copied().unwrap_or(now);
+                let since = match is_ending_now {
+                    true => now + FOLLOWED,
+                    false => before.get(&key).copied().unwrap_or(now),
+                };
                 fits_since.insert(key, since);
             }
         }

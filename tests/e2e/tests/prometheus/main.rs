@@ -58,11 +58,12 @@ fn set_aliases(cluster: &TestCluster, enabled: bool) -> Result<()> {
     cluster.drava_ready()
 }
 
-/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, or is suspended; the
+/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, lends, or is suspended; the
 /// driver's own tests check them.
-const OF_FEW_SHARES: [&str; 3] = [
+const OF_FEW_SHARES: [&str; 4] = [
     "drava_share_violation_info",
     "drava_share_burst_bytes",
+    "drava_share_lent_bytes",
     "drava_share_suspended_bytes",
 ];
 

@@ -143,6 +143,27 @@ fn waiting_share_that_can_burst_gets_nothing_before_memory_is_back() {
     assert_eq!(gib(&division), [(1, 4), (2, 2)]);
 }
 
+/// An agent that has restarted does not know what was lent to it.
+#[test]
+fn waiting_share_gets_nothing_of_what_it_may_have_been_lent() {
+    let lowered = ShareMemory {
+        unreturned_bytes: 12 * GIB,
+        used_bytes: Some(0),
+        ..bursting(1, 4, 12, 4)
+    };
+    let new = ShareMemory {
+        unreturned_bytes: 12 * GIB,
+        ..waiting(2, 6)
+    };
+    let new = ShareMemory {
+        limit_bytes: Some(12 * GIB),
+        ..new
+    };
+    let division = divide(16 * GIB, &[lowered, new]);
+    assert_eq!(division.unbacked, [2]);
+    assert_eq!(gib(&division), [(1, 4), (2, 0)]);
+}
+
 #[test]
 fn takes_back_unused_room_without_victims() {
     let unused = ShareMemory {
@@ -330,6 +351,45 @@ fn recalled_guarantee_is_taken_back_from_borrower() {
 }
 
 /// What no claim holds is not taken from a share that has no part in the loan, whatever its priority.
+/// A loan goes on; of the others, shares of lower priority lend first.
+#[test]
+fn lends_from_earlier_lender_then_from_lowest_priority() {
+    let lent = |earlier_gib| {
+        let borrower = bursting_idle(1, 2, 6, 2);
+        let first = with_priority(lending(2, 8, earlier_gib, 6), 10);
+        let division = divide(18 * GIB, &[borrower, first, lending(3, 8, 0, 6)]);
+        lent_gib(&division)
+    };
+    assert_eq!(lent(0), [(3, 4), (2, 0)]);
+    assert_eq!(lent(4), [(2, 4), (3, 0)]);
+}
+
+#[test]
+fn loan_grows_in_steps() {
+    let lent_mib = |idle_mib| {
+        let mut lender = lending(2, 12, 4, 4);
+        lender.loan.idle_bytes = idle_mib * MIB;
+        let division = divide(16 * GIB, &[bursting_idle(1, 4, 12, 8), lender]);
+        division.loans[0].1 / MIB
+    };
+    assert_eq!(lent_mib(4096 + 255), 4096);
+    assert_eq!(lent_mib(4096 + 256), 4352);
+}
+
+/// A page that is beyond what its share holds, as after the loss of a grant, is the share's.
+#[test]
+fn room_is_without_what_other_pages_promise() {
+    let other = ShareMemory {
+        present_bytes: 8 * GIB,
+        ..share(2, 4)
+    };
+    let lent = ShareMemory {
+        used_bytes: Some(5 * GIB),
+        ..bursting(1, 4, 12, 12)
+    };
+    assert_eq!(gib(&divide(16 * GIB, &[lent, other])), [(1, 8)]);
+}
+
 #[test]
 fn recall_takes_from_shares_with_burst_idle_first() {
     let shares = [

@@ -142,7 +142,7 @@ impl TestNode {
     ) -> [Recorded; 2] {
         let now = Instant::now();
         let first = self.change(seen, present, memory, (&FitsSince::new(), now));
-        let settled = (&first.fits_since, now + SETTLED);
+        let settled = (&first.fits_since, now + FOLLOWED + SETTLED);
         let second = self.change(&first.record, present, memory, settled);
         [first, second]
     }
@@ -255,20 +255,48 @@ fn counts_time_from_first_moment_that_fits() {
     let at = |ms| start + Duration::from_millis(ms);
     let none = FitsSince::new();
     let first = node.change(&record, &companion, memory(8, 3), (&none, at(0)));
-    let early = (&first.fits_since, at(249));
+    let early = (&first.fits_since, at(499));
     let early = node.change(&first.record, &companion, memory(8, 3), early);
     assert_eq!(grants(&early), 1);
-    assert!(early.is_settling(at(249)));
+    assert!(early.is_settling(at(499)));
     // An allocation that was admitted before is charged.
-    let used = (&early.fits_since, at(251));
+    let used = (&early.fits_since, at(501));
     let used = node.change(&early.record, &companion, memory(8, 9), used);
-    let again = (&used.fits_since, at(400));
+    let again = (&used.fits_since, at(650));
     let again = node.change(&used.record, &companion, memory(8, 3), again);
     assert_eq!(grants(&again), 1);
-    let settled = (&again.fits_since, at(650));
+    let settled = (&again.fits_since, at(900));
     let settled = node.change(&again.record, &companion, memory(8, 3), settled);
     assert_eq!(grants(&settled), 0);
-    assert!(!settled.is_settling(at(650)));
+    assert!(!settled.is_settling(at(900)));
+}
+
+/// A companion ends as soon as it is recorded. The limit fits without it, as it has for long: the agent has not raised it yet, and does so
+/// while the record is written.
+#[test]
+fn gives_back_nothing_while_agent_may_raise_the_limit() {
+    let node = TestNode::new();
+    let (added, ended) = ([companion(2, 4)], [ending(companion(2, 4))]);
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let none = FitsSince::new();
+    let record = node.prepare(1, []);
+    let first = node.change(&record, &[], memory(8, 3), (&none, at(0)));
+    let grown = (&first.fits_since, at(1000));
+    let grown = node.change(&first.record, &added, memory(8, 3), grown);
+    let ending = (&grown.fits_since, at(1010));
+    let ending = node.change(&grown.record, &ended, memory(8, 3), ending);
+    assert_eq!(grants(&ending), 1);
+    assert!(ending.is_settling(at(1010)));
+    // A program allocates before the agent has lowered the limit again.
+    let early = (&ending.fits_since, at(1260));
+    let early = node.change(&ending.record, &ended, memory(8, 3), early);
+    let used = (&early.fits_since, at(1450));
+    let used = node.change(&early.record, &ended, memory(12, 11), used);
+    assert_eq!((grants(&early), grants(&used)), (1, 1));
+    assert_eq!(used.status_of(&ended[0]), in_use(8));
+    let [_, settled] = node.settle(&used.record, &ended, memory(8, 3));
+    assert_eq!(settled.status_of(&ended[0]), Some(GrantStatus::Released));
 }
 
 /// Only what a companion was granted can be in use.
