@@ -102,7 +102,7 @@ fn finds_driver_that_destroys_partitions() {
             let counters = json!({"memory-slice-0": {"value": "1"}});
             partition["consumesCounters"] = json!([{"counterSet": "gpu-1", "counters": counters}]);
         }
-        object::<ResourceSlice>(slice(driver, partition))
+        object(slice(driver, partition))
     };
     let found = |own: bool, has_counters: bool| {
         text(|state| {
@@ -110,7 +110,7 @@ fn finds_driver_that_destroys_partitions() {
                 .slices
                 .push(partition("gpu.nvidia.com", "GPU-8", has_counters));
             if own {
-                state.slices.push(partition(names::DRIVER, "GPU-9", true));
+                state.slices.push(partition("gpu.drava.dev", "GPU-9", true));
             }
         })
     };
