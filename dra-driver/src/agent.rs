@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use drava_nvml::GpuUuid;
@@ -95,6 +95,26 @@ pub struct Config {
     pub metrics: watch::Sender<Arc<[ShareMetrics]>>,
     /// Time without GPU time after which a share is idle, µs; see [`policy::idle::FIRST_US`].
     pub idle_after_us: u64,
+    /// Receives the versions of the records that it follows.
+    pub followed: FollowedRecords,
+}
+
+/// The records by which the agent writes limits: it has written what follows from them as far as the use allows it, and raises no limit
+/// by an earlier one.
+#[derive(Debug, Clone, Default)]
+pub struct FollowedRecords(Arc<Mutex<BTreeMap<ClaimUid, RecordVersion>>>);
+
+impl FollowedRecords {
+    /// Returns the version of a claim's record; `None` before it was read.
+    #[must_use]
+    pub fn version_of(&self, claim: &ClaimUid) -> Option<RecordVersion> {
+        let versions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        versions.get(claim).copied()
+    }
+
+    fn replace(&self, versions: BTreeMap<ClaimUid, RecordVersion>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = versions;
+    }
 }
 
 /// See [`Config::estimate`] and [`Config::allocatable`].
@@ -286,9 +306,15 @@ impl Agent {
     pub fn poll(&mut self, now_us: u64) -> Vec<Finding> {
         let tasks = self.schedule.start(now_us);
         if tasks.tick {
-            self.refresh(now_us);
+            let is_read = self.refresh(now_us);
             self.divide_memory(now_us);
             self.shares.follow_records();
+            if is_read {
+                let versions = self.claims.iter();
+                let versions =
+                    versions.filter_map(|(uid, claim)| Some((uid.clone(), claim.version?)));
+                self.config.followed.replace(versions.collect());
+            }
             for key in self.shares.watch.started() {
                 self.mark_occupied(key);
             }
@@ -364,13 +390,13 @@ impl Agent {
         found
     }
 
-    /// Opens the shares of new claims and removes those of unprepared claims.
-    fn refresh(&mut self, now_us: u64) {
+    /// Opens the shares of new claims and removes those of unprepared claims. Returns whether it has read the records.
+    fn refresh(&mut self, now_us: u64) -> bool {
         let changed = fs::metadata(self.config.layout.claims())
             .and_then(|dir| dir.modified())
             .ok();
         if changed == self.claims_changed && now_us < self.refresh_us {
-            return;
+            return false;
         }
         self.claims_changed = changed;
         let (listed, limits) = match self.store.list() {
@@ -378,7 +404,7 @@ impl Agent {
             Err(error) => {
                 tracing::warn!(%error, "cannot list the prepared claims; retrying");
                 self.refresh_us = now_us + LIST_RETRY_US;
-                return;
+                return false;
             }
         };
         let can_burst = self.shares.tracked.values().any(TrackedShare::can_burst);
@@ -397,10 +423,7 @@ impl Agent {
             let version = self.store.version(uid);
             let followed = match self.claims.get_mut(uid) {
                 Some(claim) if claim.version == version => Ok(()),
-                Some(claim) => {
-                    claim.version = version;
-                    self.reread_claim(uid, version, now_us)
-                }
+                Some(_) => self.reread_claim(uid, version, now_us),
                 None => self.open_claim(uid, version, now_us),
             };
             if let Err(error) = followed {
@@ -418,6 +441,7 @@ impl Agent {
             true => UnopenedClaims::default(),
             false => self.read_unopened(&limits),
         };
+        true
     }
 
     /// Returns the shares of recorded claims that are not opened. Claims are listed again: one that was recorded before a share that
@@ -576,6 +600,9 @@ impl Agent {
             if let Some((_, recorded)) = recorded.iter().find(|(_, of)| of.id == share.share) {
                 share.set_recorded(recorded);
             }
+        }
+        if let Some(claim) = self.claims.get_mut(uid) {
+            claim.version = version;
         }
         Ok(())
     }

@@ -435,6 +435,7 @@ impl Shared {
             missed_reclaims: self.metrics.operations.missed_reclaims.clone(),
             metrics: self.metrics.shares.clone(),
             idle_after_us: self.config.idle.after_us,
+            followed: agent::FollowedRecords::default(),
         };
         let suspend = SuspendNode {
             layout: self.layout.clone(),

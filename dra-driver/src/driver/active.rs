@@ -132,7 +132,12 @@ impl Active {
         let claim_view =
             metrics::claim_view::run(Arc::clone(&claims), metrics.claims, stop.clone());
         let injection = injection::watch(Arc::clone(&claims), layout.clone(), stop.clone());
-        let companions = companions::run(Arc::clone(&claims), layout.clone(), stop.clone());
+        let companions = companions::run(
+            Arc::clone(&claims),
+            layout.clone(),
+            agent.followed.clone(),
+            stop.clone(),
+        );
         let suspend = suspend::run(Arc::clone(&claims), suspend, stop.clone());
         let socket = layout.cgroup_limits_socket();
         let cgroup_limits = cgroup_limits::run(cgroup_limits, socket, stop.clone());

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::labelled::{self, Follower};
+use crate::agent::FollowedRecords;
 use crate::gpus::inventory::{NodeInventory, State};
 use crate::kubelet::claims::{ClaimService, FetchError, blocking};
 use crate::node::claim::{ClaimRef, ClaimUid};
@@ -45,13 +46,14 @@ const MAX_POLL: Duration = Duration::from_secs(4);
 pub(super) async fn run<E: Effects>(
     claims: Arc<ClaimService<E>>,
     layout: Layout,
+    followed: FollowedRecords,
     stop: CancellationToken,
 ) {
     let client = claims.client.clone();
     labelled::follow(
         client,
         names::COMPANION_LABEL,
-        Task::new(claims, layout),
+        Task::new(claims, layout, followed),
         stop,
     )
     .await;
@@ -63,6 +65,7 @@ type Reviewed = (Option<RecordVersion>, Vec<Companion>);
 struct Task<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
+    followed: FollowedRecords,
     /// Companions of a list that is not complete.
     listed: BTreeMap<ClaimUid, ResourceClaim>,
     /// Whether one list was complete.
@@ -231,10 +234,11 @@ impl<E: Effects> Follower for Task<E> {
 }
 
 impl<E: Effects> Task<E> {
-    fn new(claims: Arc<ClaimService<E>>, layout: Layout) -> Self {
+    fn new(claims: Arc<ClaimService<E>>, layout: Layout, followed: FollowedRecords) -> Self {
         Self {
             claims,
             layout,
+            followed,
             listed: BTreeMap::new(),
             is_listed: false,
             found: BTreeMap::new(),
@@ -358,10 +362,12 @@ impl<E: Effects> Task<E> {
         let (applier, layout) = (Arc::clone(&self.claims.applier), self.layout.clone());
         let (inventory, of_base) = (node.inventory.clone(), companions.clone());
         let (before, now, uid) = (base.fits_since.clone(), Instant::now(), uid.clone());
+        let followed = self.followed.version_of(&uid);
         let recorded = blocking(move || {
             let memory_of = |share: &Share| Memory::read(&layout, &uid, &share.id);
+            let before = (&before, followed);
             change(
-                &applier, &inventory, record, &of_base, memory_of, &before, now,
+                &applier, &inventory, record, &of_base, memory_of, before, now,
             )
         });
         let recorded = recorded.await.map_err(|error| describe(&error))?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
 use drava_dra_driver::agent::policy::idle;
-use drava_dra_driver::agent::{Agent, Config};
+use drava_dra_driver::agent::{Agent, Config, FollowedRecords};
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::prepare::apply::{Failure, MissedReclaims, Unreturned};
 use drava_dra_driver::prepare::plan;
@@ -69,6 +69,7 @@ fn with_agent<T>(node: &TestNode, work: impl FnOnce() -> T) -> T {
         missed_reclaims: MissedReclaims::default(),
         metrics: watch::Sender::new(Arc::default()),
         idle_after_us: idle::FIRST_US,
+        followed: FollowedRecords::default(),
     };
     let stop = CancellationToken::new();
     std::thread::scope(|scope| {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use drava_api::config::{ComputePolicy, Enforcement, MemoryPolicy, Priority};
-use drava_dra_driver::agent::Config;
 use drava_dra_driver::agent::policy::idle;
+use drava_dra_driver::agent::{Config, FollowedRecords};
 use drava_dra_driver::node::claim::{ClaimRef, ClaimUid, ShareId};
 use drava_dra_driver::node::layout::Layout;
 use drava_dra_driver::node::mounts::ClaimsMount;
@@ -231,6 +231,7 @@ impl Node {
             missed_reclaims: MissedReclaims::default(),
             metrics: watch::Sender::new(Arc::default()),
             idle_after_us: idle::FIRST_US,
+            followed: FollowedRecords::default(),
         }
     }
 }

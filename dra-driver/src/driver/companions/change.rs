@@ -15,16 +15,13 @@ use crate::node::limits_page::Page;
 use crate::prepare::apply::{Applier, Failure};
 use crate::prepare::companion::{self, Companion, Companions};
 use crate::prepare::effects::Effects;
-use crate::prepare::record::{ClaimRecord, Loaded};
+use crate::prepare::record::{ClaimRecord, Loaded, RecordVersion};
 use crate::prepare::{Grant, Prepared, Share};
 use crate::report::GrantStatus;
 
 /// How long limits and use fit before capacity is given back: an allocation that was admitted before the limit was lowered is
 /// charged by then.
 pub(super) const SETTLED: Duration = Duration::from_millis(250);
-
-/// Time within which the agent has read a record that was written: until then it may raise a limit by an earlier one.
-pub(super) const FOLLOWED: Duration = Duration::from_millis(250);
 
 /// Memory of a share at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +60,8 @@ pub(super) struct Recorded {
     /// Memory of its shares before the changes.
     memory: BTreeMap<ShareId, Memory>,
     pub(super) fits_since: FitsSince,
+    /// Whether the agent wrote the limits by this record.
+    is_followed: bool,
     /// Why companions were not added.
     conflicts: BTreeMap<ClaimUid, String>,
     /// Why companions could not be added so far.
@@ -72,7 +71,8 @@ pub(super) struct Recorded {
 }
 
 /// Writes the changes of a base's record: first what ends and is given back, then each new grant by itself, so that one that does
-/// not fit holds up no other. `None` if the claim is busy, or its record is no longer `seen`.
+/// not fit holds up no other. `None` if the claim is busy, or its record is no longer `seen`. `followed` is the version by which the
+/// agent writes the limits: as long as it has not read that a grant ends, it may raise a limit that fits.
 ///
 /// # Errors
 /// When records cannot be read, or what ends cannot be written.
@@ -82,7 +82,7 @@ pub(super) fn change<E: Effects>(
     seen: ClaimRecord,
     companions: &Companions,
     memory_of: impl Fn(&Share) -> Option<Memory>,
-    before: &FitsSince,
+    (before, followed): (&FitsSince, Option<RecordVersion>),
     now: Instant,
 ) -> Result<Option<Recorded>, String> {
     let base = seen.claim.uid.clone();
@@ -96,20 +96,17 @@ pub(super) fn change<E: Effects>(
     }
     let mut record = seen;
     let mut devices = companion::retain(&record, companions);
-    // The limit may be low because the agent has not yet raised it for a grant that ends already.
-    let is_ending_now = devices != record.devices;
+    let is_followed = devices == record.devices
+        && followed.is_some_and(|version| applier.store().version(&base) == Some(version));
     let (mut memory, mut fits_since) = (BTreeMap::new(), FitsSince::new());
     for share in devices.iter().filter_map(Prepared::share) {
         let Some(found) = memory_of(share) else {
             continue;
         };
         for amounts in [share.held(), share.kept()] {
-            if found.fits(amounts.memory_bytes) {
+            if is_followed && found.fits(amounts.memory_bytes) {
                 let key = (share.id.clone(), amounts.memory_bytes);
-                let since = match is_ending_now {
-                    true => now + FOLLOWED,
-                    false => before.get(&key).copied().unwrap_or(now),
-                };
+                let since = before.get(&key).copied().unwrap_or(now);
                 fits_since.insert(key, since);
             }
         }
@@ -160,6 +157,7 @@ pub(super) fn change<E: Effects>(
         record,
         memory,
         fits_since,
+        is_followed,
         conflicts,
         failures,
         released,
@@ -184,10 +182,10 @@ impl Recorded {
         grants.any(|grant| grant.is_ending)
     }
 
-    /// Returns whether the memory of a share fits, and will have done so for [`SETTLED`].
+    /// Returns whether the memory of a share fits, and will have done so for [`SETTLED`], or may do so when the agent follows the record.
     pub(super) fn is_settling(&self, now: Instant) -> bool {
         let mut since = self.fits_since.values();
-        since.any(|since| now.duration_since(*since) < SETTLED)
+        !self.is_followed || since.any(|since| now.duration_since(*since) < SETTLED)
     }
 
     /// Returns what is reported of a companion; `None` while that is not known.

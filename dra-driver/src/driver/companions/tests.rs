@@ -55,7 +55,11 @@ impl Fixture {
             missed_reclaims: crate::prepare::apply::MissedReclaims::default(),
             held: Arc::new(HeldInstances::default()),
         };
-        let mut task = Task::new(Arc::new(claims), node.layout.clone());
+        let mut task = Task::new(
+            Arc::new(claims),
+            node.layout.clone(),
+            FollowedRecords::default(),
+        );
         task.apply(watcher::Event::Init);
         task.apply(watcher::Event::InitDone);
         Self {
