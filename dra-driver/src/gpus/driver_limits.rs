@@ -18,7 +18,7 @@ const PROBE_BYTES: u64 = 1 << 30;
 /// GPUs with whether the NVIDIA driver can limit memory, or why not. A GPU without an entry was not tried.
 pub type DriverLimits = BTreeMap<GpuUuid, Result<(), LimitObstacle>>;
 
-/// Returns the state after a scan. A GPU is tried until its driver can; one that does not answer is not called.
+/// Returns the state after a scan. A GPU is tried until its driver can; of one that does not answer nothing new is known.
 #[must_use]
 pub fn update(
     library: &dyn GpuLibrary,
@@ -39,28 +39,56 @@ pub fn update(
         Some((gpu.uuid, known))
     });
     let mut limits: DriverLimits = kept.collect();
-    if !tried.is_empty() {
-        limits.extend(probe(library, &tried, cgroups));
-    }
+    let mut probed = match tried.is_empty() {
+        true => DriverLimits::new(),
+        false => probe(library, &tried, cgroups),
+    };
+    limits.extend(tried.into_iter().filter_map(|gpu| {
+        let found = probed.remove(&gpu.uuid);
+        let found = found.or_else(|| known.get(&gpu.uuid).copied());
+        Some((gpu.uuid, found?))
+    }));
     limits
+}
+
+/// Returns whether the error says that NVML or the GPU does not answer, and nothing of limits.
+fn is_no_answer(status: &Status) -> bool {
+    matches!(
+        status,
+        Status::GpuLost
+            | Status::ResetRequired
+            | Status::DriverNotLoaded
+            | Status::VersionMismatch
+            | Status::Load(_)
+            | Status::Timeout
+            | Status::Other(_)
+    )
 }
 
 fn is_partitioned(gpu: &Gpu) -> bool {
     matches!(gpu.mig, Mig::Capable { enabled: true, .. })
 }
 
-/// Tries all GPUs. Without the functions in NVML no cgroup is changed.
+/// Tries all GPUs; those that do not answer are left out. Without the functions in NVML no cgroup is changed.
 #[must_use]
 pub fn probe(library: &dyn GpuLibrary, gpus: &[Gpu], cgroups: &Cgroups) -> DriverLimits {
-    let none = |obstacle| {
+    let none = |gpus: &[Gpu], obstacle| -> DriverLimits {
         let of_gpu = |gpu: &Gpu| (gpu.uuid.clone(), Err(obstacle));
         gpus.iter().map(of_gpu).collect()
     };
     let read = |gpu: &Gpu| library.cgroup_memory(&gpu.uuid, cgroups.root());
     let missing = |error: &GpuError| matches!(error.status, Status::MissingSymbol(_));
-    let mut failures = gpus.iter().filter_map(|gpu| read(gpu).err());
-    if failures.any(|error| missing(&error)) {
-        return none(LimitObstacle::OldDriver);
+    let mut answering = Vec::new();
+    for gpu in gpus {
+        match read(gpu) {
+            Err(error) if missing(&error) => return none(gpus, LimitObstacle::OldDriver),
+            Err(error) if is_no_answer(&error.status) => {}
+            Ok(_) | Err(_) => answering.push(gpu.clone()),
+        }
+    }
+    let gpus = answering.as_slice();
+    if gpus.is_empty() {
+        return DriverLimits::new();
     }
     let tried = cgroups.with_probe(|directory, enabled| {
         // Of the backends of the driver only one needs the controller.
@@ -75,12 +103,13 @@ pub fn probe(library: &dyn GpuLibrary, gpus: &[Gpu], cgroups: &Cgroups) -> Drive
     });
     tried.unwrap_or_else(|error| {
         tracing::debug!(error = describe(&error), "cannot try memory limits");
-        none(match error {
+        let obstacle = match error {
             CgroupError::NoUnified { .. } => LimitObstacle::NoCgroupV2,
             CgroupError::Controller { .. }
             | CgroupError::File { .. }
             | CgroupError::NotOfContainer { .. } => LimitObstacle::Failed,
-        })
+        };
+        none(gpus, obstacle)
     })
 }
 

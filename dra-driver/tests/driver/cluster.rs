@@ -37,6 +37,8 @@ pub(crate) struct FakeGpus {
     hanging: watch::Sender<Option<GpuUuid>>,
     /// Processes on the GPUs, if NVML lists them.
     processes: Arc<Mutex<BTreeMap<GpuUuid, Vec<Process>>>>,
+    /// What calls for memory limits return.
+    without_limits: Arc<Mutex<Status>>,
 }
 
 impl FakeGpus {
@@ -45,6 +47,9 @@ impl FakeGpus {
             inventory: Arc::new(Mutex::new(Some(h100x2().nvml))),
             hanging: watch::Sender::default(),
             processes: Arc::default(),
+            without_limits: Arc::new(Mutex::new(Status::MissingSymbol(
+                "nvmlDeviceSetMemoryLimits_v1",
+            ))),
         }
     }
 
@@ -56,6 +61,11 @@ impl FakeGpus {
     pub(crate) fn set_processes(&self, gpu: &str, processes: Vec<Process>) {
         let gpu = GpuUuid::new(gpu);
         self.processes.lock().unwrap().insert(gpu, processes);
+    }
+
+    /// Sets what calls for memory limits return.
+    pub(crate) fn fail_limits(&self, status: Status) {
+        *self.without_limits.lock().unwrap() = status;
     }
 
     /// Makes the library fail from now on.
@@ -83,11 +93,11 @@ pub(crate) fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
 }
 
 /// As of a driver before 615.
-fn without_limits<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
+fn without_limits<T>(gpus: &FakeGpus, gpu: &GpuUuid) -> Result<T, GpuError> {
     Err(GpuError {
         operation: "limit the memory".to_owned(),
         gpu: gpu.clone(),
-        status: Status::MissingSymbol("nvmlDeviceSetMemoryLimits_v1"),
+        status: gpus.without_limits.lock().unwrap().clone(),
     })
 }
 
@@ -104,11 +114,11 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn set_memory_limit(&self, gpu: &GpuUuid, _: &Path, _: Option<u64>) -> Result<(), GpuError> {
-        without_limits(gpu)
+        without_limits(self, gpu)
     }
 
     fn cgroup_memory(&self, gpu: &GpuUuid, _: &Path) -> Result<CgroupMemory, GpuError> {
-        without_limits(gpu)
+        without_limits(self, gpu)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {

@@ -21,6 +21,7 @@ use drava_vgpu_abi::{IdText, Limits, LimitsSpec};
 use simulator_machine::description::{B200X8, H100X2};
 use simulator_machine::testing::{Machine, skips_without_root};
 
+use crate::cluster::FakeGpus;
 use crate::fixture::Allocated::Share;
 use crate::fixture::{POOL, claim, claim_ref, h100x2, share_id};
 use crate::node::TestNode;
@@ -56,6 +57,30 @@ fn hierarchy(controllers: &str) -> tempfile::TempDir {
     fs::write(root.path().join("cgroup.controllers"), controllers).unwrap();
     fs::write(root.path().join("cgroup.subtree_control"), "").unwrap();
     root
+}
+
+/// As while NVML is released for an upgrade of the driver: the node has no cgroup v2 as little as before.
+#[test]
+fn gpu_that_does_not_answer_keeps_what_is_known_of_it() {
+    let (gpus, inventory) = (FakeGpus::h100x2(), h100x2().nvml);
+    let empty = tempfile::tempdir().unwrap();
+    let cgroups = Cgroups::new(empty.path());
+    let scan = |known: &DriverLimits| update(&gpus, &inventory, &cgroups, known);
+    let known = scan(&DriverLimits::new());
+    assert_eq!(known.len(), 2);
+    assert_eq!(only(known.clone()), Err(LimitObstacle::OldDriver));
+    for status in [
+        Status::DriverNotLoaded,
+        Status::GpuLost,
+        Status::Timeout,
+        Status::Other("unknown error".to_owned()),
+    ] {
+        gpus.fail_limits(status);
+        assert_eq!(scan(&known), known);
+        assert_eq!(scan(&DriverLimits::new()), DriverLimits::new());
+    }
+    gpus.fail_limits(Status::NotSupported);
+    assert_eq!(only(scan(&known)), Err(LimitObstacle::NoCgroupV2));
 }
 
 #[test]
