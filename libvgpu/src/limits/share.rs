@@ -17,6 +17,7 @@ use crate::system::sys::{self, Fd};
 
 mod attach;
 mod compute;
+mod lending;
 mod mapping;
 pub(crate) mod usage;
 
@@ -130,19 +131,6 @@ impl Share {
             .saturating_add(self.surplus_bytes())
             .saturating_sub(self.driver_excess_bytes.load(Ordering::Relaxed))
             .saturating_sub(self.lent_bytes.load(Ordering::Relaxed))
-    }
-
-    /// Returns what other shares use of the limit.
-    pub(crate) fn lent_bytes(&self) -> u64 {
-        self.refresh();
-        self.lent_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Records that a process waits for what other shares use of the limit.
-    pub(crate) fn record_memory_demand(&self, now_us: u64) {
-        if let Some((region, _)) = self.own() {
-            Word::store(&region.header().memory_demand_us, now_us);
-        }
     }
 
     /// Returns what the contexts are charged too much. The agent measures it once per second, and processes end
