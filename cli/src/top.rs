@@ -651,9 +651,27 @@ mod tests {
             "\
 NODE   GPU     MODEL         MODE     MEMORY            CORES       SLOTS    CLAIMS (PODS)
 n1     gpu-0   NVIDIA H100   shared   24 GiB / 80 GiB   30 / 100    2 / 10   2 claims (1 pod)
-n1     gpu-1   NVIDIA H100   whole    81 GiB / 81 GiB   100 / 100   0 / 10   default/w (w-pod)
+n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod)
 "
         );
+    }
+
+    /// The whole GPU has a little more memory than its shares can have together.
+    #[test]
+    fn shared_gpu_has_the_memory_that_shares_can_request() {
+        let mut snapshot = snapshot();
+        for mut slice in fixture::slices() {
+            let devices = slice.spec.devices.iter_mut().flatten();
+            for device in devices.filter(|device| !device.name.ends_with("-vgpu")) {
+                let capacities = device.capacity.as_mut().expect("capacities");
+                let memory = capacities.get_mut("memory").expect("memory");
+                memory.value.0 = "81Gi".to_owned();
+            }
+            snapshot.cluster.upsert_slice(&slice);
+        }
+        let table = text(&gpus(&snapshot), &[], false);
+        assert!(table.contains("shared   24 GiB / 80 GiB "), "{table}");
+        assert!(table.contains("whole    81 GiB / 81 GiB "), "{table}");
     }
 
     #[test]
@@ -680,7 +698,7 @@ n1     gpu-1   NVIDIA H100   whole    81 GiB / 81 GiB   100 / 100   0 / 10   def
         let table = text(&gpus(&snapshot), &[], false);
         assert!(
             table.contains(
-                "81 GiB / 81 GiB   100 / 100   0 / 10   default/w (w-pod), reserved for x/head\n"
+                "80 GiB / 80 GiB   100 / 100   0 / 10   default/w (w-pod), reserved for x/head\n"
             ),
             "{table}"
         );

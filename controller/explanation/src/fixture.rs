@@ -133,7 +133,8 @@ pub fn snapshot_with(claims: Vec<ResourceClaim>) -> Snapshot {
     )
 }
 
-pub(crate) fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
+/// The slices of its node: two GPUs, each whole and for shares, with counters.
+pub fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
     let consumes = |gpu: u32| json!([{"counterSet": format!("gpu-{gpu}"), "counters": {"gpu": {"value": "1"}}}]);
     let devices: Vec<_> = (0..2)
         .flat_map(|gpu| {
@@ -142,7 +143,7 @@ pub(crate) fn slices() -> [k8s_openapi::api::resource::v1::ResourceSlice; 2] {
             };
             [
                 json!({"name": format!("gpu-{gpu}"), "attributes": attributes("gpu"), "consumesCounters": consumes(gpu),
-                    "capacity": {"memory": {"value": "81Gi"}, "cores": {"value": "100"}}}),
+                    "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}}}),
                 json!({"name": format!("gpu-{gpu}-vgpu"), "attributes": attributes("vgpu"), "consumesCounters": consumes(gpu), "allowMultipleAllocations": true,
                     "capacity": {
                         "memory": {"value": "80Gi"},
