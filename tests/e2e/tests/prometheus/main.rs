@@ -58,12 +58,13 @@ fn set_aliases(cluster: &TestCluster, enabled: bool) -> Result<()> {
     cluster.drava_ready()
 }
 
-/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, lends, or is suspended; the
+/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, lends, is spatial or suspended; the
 /// driver's own tests check them.
-const OF_FEW_SHARES: [&str; 4] = [
+const OF_FEW_SHARES: [&str; 5] = [
     "drava_share_violation_info",
     "drava_share_burst_bytes",
     "drava_share_lent_bytes",
+    "drava_share_multiprocessors_ratio",
     "drava_share_suspended_bytes",
 ];
 
