@@ -142,7 +142,7 @@ struct Cost {
     /// Absent without prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<f64>,
-    /// The part of the idle GPU time.
+    /// The part of the idle GPU time, where that is measured. Absent without prices.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_cost: Option<f64>,
 }
@@ -257,8 +257,7 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
             let of_time = requested * price.gpu_hour;
             let of_memory = memory * price.memory_gib_hour;
             add(&mut cost.cost, Some(of_time + of_memory));
-            let idle = idle.unwrap_or_default();
-            add(&mut cost.idle_cost, Some(idle * price.gpu_hour));
+            add(&mut cost.idle_cost, idle.map(|idle| idle * price.gpu_hour));
         }
     }
     costs.into_values().collect()
@@ -306,8 +305,11 @@ impl Report {
             ];
             let text = |amount: f64| format!("{amount:.1}");
             row.extend(amounts.map(|amount| amount.map_or_else(|| "-".to_owned(), text)));
-            let money = cost.cost.into_iter().chain(cost.idle_cost);
-            row.extend(money.map(|money| format!("{money:.2}")));
+            if self.currency.is_some() {
+                let money = [cost.cost, cost.idle_cost];
+                let text = |money: f64| format!("{money:.2}");
+                row.extend(money.map(|money| money.map_or_else(|| "-".to_owned(), text)));
+            }
             row
         });
         let mut text = table(&header, rows.collect());
@@ -380,7 +382,7 @@ mod tests {
 NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   KWH   COST (EUR)   IDLE COST (EUR)
 a           14.0        9.0    6.0    80.0        0.5   34.00        18.00
 b           0.0         2.0    0.0    20.0        -     10.00        0.00
-c           2.0         -      -      0.0         -     2.00         0.00
+c           2.0         -      -      0.0         -     2.00         -
 without 3.0 hours of MIG partitions, whose size the metrics do not show
 "
         );

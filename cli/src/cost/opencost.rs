@@ -92,7 +92,6 @@ impl Cost {
         let mut labels = BTreeMap::from([("namespace", self.namespace.clone())]);
         labels.extend(self.claim.clone().map(|claim| ("claim", claim)));
         let mut metadata = BTreeMap::from([
-            ("idleCost", self.idle_cost.unwrap_or_default().to_string()),
             (
                 "memoryGibHours",
                 self.requested_memory_gib_hours.to_string(),
@@ -102,6 +101,7 @@ impl Cost {
         let measured = [
             ("usedGpuHours", self.used_gpu_hours),
             ("idleGpuHours", self.idle_gpu_hours),
+            ("idleCost", self.idle_cost),
             ("energyKwh", self.energy_kilowatt_hours),
         ];
         let measured = measured.into_iter();
