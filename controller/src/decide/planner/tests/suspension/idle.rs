@@ -117,7 +117,7 @@ fn idle_share_gives_its_gpu_until_a_program_calls_cuda() {
 #[test]
 fn demanded_share_waits_for_room_without_a_limit() {
     let mut cluster = idle_notebook("suspend");
-    super::limit_suspension(&mut cluster, "nb", 600);
+    super::ended::limit_suspension(&mut cluster, "nb", 600);
     report(&mut cluster, Some(START), None);
     cluster.advance(HOUR);
     cluster.settle();
