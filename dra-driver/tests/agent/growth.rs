@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 
 use drava_dra_driver::node::claim::ClaimRef;
+use drava_dra_driver::prepare::record::RecordStore;
 use drava_dra_driver::prepare::{Grant, Share};
 use drava_vgpu_abi::Limits;
 use drava_vgpu_abi::region::{Header, SLOTS_OFFSET, Slot};
@@ -59,6 +60,28 @@ fn program_gets_what_its_share_gains() {
     await_limit(&node, 6);
     assert_eq!(node.page(1).cores.percent(), 30);
     tenant.ok(&five).unwrap();
+}
+
+/// What is given back depends on it: no limit follows from an earlier record.
+#[test]
+fn record_is_followed_when_the_limit_is_written() {
+    let node = node();
+    let config = node.config();
+    let followed = config.followed.clone();
+    let (claim, store) = (
+        gpu_node::claim_uid(1).unwrap(),
+        RecordStore::new(node.node.layout().claims()),
+    );
+    assert_eq!(followed.version_of(&claim), None);
+    let _agent = node.agent_with(config);
+    for (change, gib) in [(grow as fn(&mut Share), 6), (end_growth, 4)] {
+        node.node.change_record(1, change).unwrap();
+        let version = store.version(&claim);
+        eventually("the newest record", || {
+            (followed.version_of(&claim) == version).then_some(())
+        });
+        assert_eq!(node.page(1).memory_limit_bytes, Some(gib * GIB));
+    }
 }
 
 #[test]
