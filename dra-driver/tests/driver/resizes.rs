@@ -64,7 +64,7 @@ const COMPANIONS: usize = 2;
 /// Number of the first companion.
 const FIRST_COMPANION: u32 = 1000;
 
-/// One of so many resizes has a kill.
+/// Every fourth resize has a kill.
 const KILL_EVERY: usize = 4;
 
 /// Latest kill after the begin of a resize.

@@ -15,7 +15,7 @@ use super::region_watch::RegionWatch;
 use super::usage_region::{LiveUse, ReadBuffer, UsageRegion};
 use super::{ShareKey, now_us};
 use crate::agent::policy::activity::{Activity, ActivityTracker};
-use crate::agent::policy::burst::{Loan, ShareMemory, idle_bytes};
+use crate::agent::policy::burst::{Loan, ShareMemory};
 use crate::agent::policy::control::{ActivityChange, Decision, Entitlement};
 use crate::agent::policy::detection::{GpuProcess, ShareView, SuspectedViolation, Unenforced};
 use crate::agent::policy::idle::{Evidence, IdleTracker};
@@ -32,6 +32,11 @@ use crate::prepare::limits;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::{Prepared, Share};
 
+mod lending;
+
+pub use lending::Reclaim;
+use lending::{LENDING_PAUSE_US, Lending, Lowered};
+
 /// Rates that differ by less than one part in this number are not written.
 const RATE_RESOLUTION: u32 = 256;
 
@@ -46,18 +51,6 @@ const ORPHANED_SLOT_US: u64 = 10_000_000;
 /// GPU time of a yielding share that may be queued on the GPU while a share of higher priority has processes, µs: it bounds
 /// the wait of that share, apart from one running kernel.
 const WINDOW_US: u32 = 250;
-
-/// Time after which an allocation that was admitted before a limit was lowered is charged, µs.
-const SETTLED_US: u64 = 250_000;
-
-/// Time for which a share lends nothing after it began, or after one of its processes needed what it had lent, µs.
-const LENDING_PAUSE_US: u64 = 10_000_000;
-
-/// Age of a demand for memory at which no process waits any more, µs: libvgpu repeats it every few milliseconds.
-const DEMAND_AGE_US: u64 = 1_000_000;
-
-/// Time within which a share gets the memory back that it has lent, µs: libvgpu waits for no longer.
-const RECALL_US: u64 = 2_000_000;
 
 /// What the agent may assume of the memory of a share that it opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,38 +83,6 @@ impl RecordedMemory {
             priority: share.priority,
         }
     }
-}
-
-/// A limit that was lowered.
-#[derive(Debug, Clone, Copy)]
-struct Lowered {
-    at_us: u64,
-    /// The limit before, bytes.
-    from_bytes: u64,
-}
-
-/// The order to a share to give back all memory beyond its guarantee.
-#[derive(Debug, Clone)]
-pub struct Reclaim {
-    /// Time of the order, µs.
-    pub since_us: u64,
-    /// The claim that is guaranteed the memory.
-    pub claim: ClaimRef,
-    /// When processes were last killed for it, µs.
-    pub killed_us: Option<u64>,
-}
-
-/// What a share lends of its guarantee.
-#[derive(Debug, Clone, Copy, Default)]
-struct Lending {
-    /// It lends nothing until then, µs.
-    paused_until_us: u64,
-    /// When its processes began to need what is lent; `None` if they do not.
-    recalled_us: Option<u64>,
-    /// Whether the recall was counted as missed.
-    is_missed: bool,
-    /// What its processes have by NVML, bytes; `None` before the first list.
-    observed_bytes: Option<u64>,
 }
 
 /// Role of a share by its priority.
@@ -158,7 +119,9 @@ pub struct TrackedShare {
     pub claim_gpus: BTreeSet<GpuUuid>,
     /// Whether processes that violate its limits are killed.
     pub enforcement: Enforcement,
+    /// Whether its cores are multiprocessors.
     is_spatial: bool,
+    /// Whether the NVIDIA driver limits its memory, too.
     is_limited_by_driver: bool,
     /// When the agent opened its files, µs.
     pub since_us: u64,
@@ -479,131 +442,10 @@ impl TrackedShare {
         self.memory.bursts_idle
     }
 
-    /// Applies what its processes have by NVML.
-    pub const fn set_observed_use(&mut self, bytes: u64) {
-        self.lending.observed_bytes = Some(bytes);
-    }
-
-    /// Returns what it lends and could lend. Its use is the larger of what its region and NVML show: neither a forged region nor a list
-    /// that is late lets others use what it has.
-    ///
-    /// Its guarantee is due when one of its processes says so, when it uses more than its page has, and when it shrinks. A share that has
-    /// its guarantee lends nothing, so it cannot ask for anything.
-    pub fn loan(&mut self, now_us: u64, buffer: &mut ReadBuffer) -> Loan {
-        let lent_bytes = self.page.limits().lent_bytes;
-        if !self.memory.lends_idle {
-            return Loan::default();
-        }
-        let region = self.live_use(buffer).map_or(u64::MAX, |live| {
-            let excess = self.page.limits().driver_excess_bytes;
-            live.bytes.saturating_add(excess)
-        });
-        let Some(observed) = self.lending.observed_bytes else {
-            // What an earlier agent has lent stays.
-            return Loan {
-                lent_bytes,
-                idle_bytes: lent_bytes,
-                is_recalled: false,
-            };
-        };
-        let used_bytes = observed.max(region);
-        let RecordedMemory {
-            held_bytes,
-            kept_bytes,
-            ..
-        } = self.memory;
-        if lent_bytes == 0 {
-            self.lending.recalled_us = None;
-            self.lending.is_missed = false;
-        } else {
-            let is_over = self
-                .usable_bytes()
-                .is_some_and(|usable| used_bytes > usable);
-            if is_over || kept_bytes < held_bytes || self.demands_memory(now_us, buffer) {
-                self.lending.recalled_us.get_or_insert(now_us);
-                self.lending.paused_until_us = now_us.saturating_add(LENDING_PAUSE_US);
-            }
-        }
-        let is_paused = now_us < self.lending.paused_until_us
-            || kept_bytes < held_bytes
-            || self.page.limits().memory_limit_bytes != Some(kept_bytes);
-        Loan {
-            lent_bytes,
-            idle_bytes: match is_paused {
-                true => 0,
-                false => idle_bytes(kept_bytes, used_bytes),
-            },
-            is_recalled: self.lending.recalled_us.is_some(),
-        }
-    }
-
-    /// Returns whether one of its processes says that it waits for memory that is lent.
-    fn demands_memory(&self, now_us: u64, buffer: &mut ReadBuffer) -> bool {
-        let header = self.region.header(buffer);
-        header.is_ok_and(|header| {
-            let since_us = now_us.checked_sub(header.share.memory_demand_us);
-            since_us.is_some_and(|since_us| since_us < DEMAND_AGE_US)
-        })
-    }
-
-    /// Returns whether memory that it needs back has become late since the last call.
-    pub fn is_newly_missed(&mut self, now_us: u64) -> bool {
-        let Lending {
-            recalled_us,
-            is_missed,
-            ..
-        } = &mut self.lending;
-        let is_late = recalled_us.is_some_and(|since| now_us.saturating_sub(since) >= RECALL_US);
-        is_late && !std::mem::replace(is_missed, is_late)
-    }
-
-    /// Writes what it lends.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_lent(&mut self, now_us: u64, lent_bytes: u64) -> io::Result<()> {
-        let limits = self.page.limits();
-        if lent_bytes > limits.lent_bytes {
-            // Before the write, which may fail half-way.
-            self.lowered.push(Lowered {
-                at_us: now_us,
-                from_bytes: self.usable_bytes().unwrap_or(u64::MAX),
-            });
-        }
-        self.page.change(|limits| limits.lent_bytes = lent_bytes)
-    }
-
     /// Returns what its living processes have requested, by its region; `None` if that cannot be read.
     pub fn live_use(&mut self, buffer: &mut ReadBuffer) -> Option<LiveUse> {
         self.region.verify().ok()?;
         self.region.live_use(buffer).ok()
-    }
-
-    /// Writes the memory limit of a share that can burst.
-    ///
-    /// # Errors
-    /// If the page cannot be written.
-    pub fn set_memory_limit(&mut self, now_us: u64, limit_bytes: u64) -> io::Result<()> {
-        let present_bytes = self.page.limits().memory_limit_bytes.unwrap_or(u64::MAX);
-        if limit_bytes < present_bytes {
-            // Before the write, which may fail half-way.
-            self.lowered.push(Lowered {
-                at_us: now_us,
-                from_bytes: present_bytes,
-            });
-        }
-        self.page
-            .change(|limits| limits.memory_limit_bytes = Some(limit_bytes))
-    }
-
-    /// Applies that at `observed_us` its use was within the limit of its page.
-    pub fn confirm_return(&mut self, observed_us: u64) {
-        let is_settled =
-            |lowered: &Lowered| lowered.at_us.saturating_add(SETTLED_US) <= observed_us;
-        self.lowered.retain(|lowered| !is_settled(lowered));
-        if self.lowered.is_empty() {
-            self.reclaim = None;
-        }
     }
 
     /// Writes the suspension and the capacity of its record to the page, as far as the use allows it. An unreadable region counts as full.
