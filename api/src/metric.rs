@@ -235,7 +235,7 @@ pub mod driver {
             SHARE_MEMORY_DENIALS = "drava_share_memory_denials" Counter ["namespace", "claim", "share"]
                 "Allocations that were denied because of the memory limit.";
             SHARE_PROCESSES = "drava_share_processes" Gauge ["namespace", "claim", "share", "state"]
-                "Processes with a context on the GPU: registered (limited by libvgpu) or escaped (without libvgpu).";
+                "Processes with a context on the GPU: registered (limited by libvgpu) or escaped (without libvgpu, although a limit of the share needs it).";
             SHARE_VIOLATION_INFO = "drava_share_violation_info" Gauge ["namespace", "claim", "share", "reason"]
                 "Violation of the limits of the share, by the reason of the claim's condition Enforced; the value is 1.";
             SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS = "drava_share_last_activity_timestamp_seconds" Gauge
