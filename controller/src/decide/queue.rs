@@ -46,6 +46,8 @@ pub(crate) struct PodQueue {
     /// Thousands of pods have few different sets.
     node_sets: Known<NodeSet>,
     ages: Ages,
+    /// Pods that were added so far.
+    arrivals: u64,
 }
 
 impl PodQueue {
@@ -61,8 +63,9 @@ impl PodQueue {
             }
             None => {
                 let since = self.ages.take(&pod.metadata);
-                self.pods
-                    .insert(uid.to_owned(), PendingPod::new(pod, since));
+                self.arrivals += 1;
+                let pending = PendingPod::new(pod, since, self.arrivals);
+                self.pods.insert(uid.to_owned(), pending);
             }
         }
         for key in keys {
@@ -423,6 +426,8 @@ impl PodQueue {
 #[cfg(test)]
 mod tests {
     use drava_allocator::steps;
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
     use crate::fixture::pod;
@@ -447,6 +452,22 @@ mod tests {
         let mut queue = waiting(pods);
         let (steps, ()) = steps::of(|| change(&mut queue));
         (steps, queue.due(Instant::now()).len())
+    }
+
+    #[test]
+    fn pods_of_one_second_are_in_the_order_in_which_they_came() {
+        let mut queue = PodQueue::default();
+        for name in ["inference", "training", "distributed", "inference"] {
+            let mut pod = pod(name, &[]);
+            pod.metadata.creation_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+            queue.upsert(name, pod);
+        }
+        let due = queue.due(Instant::now());
+        assert_eq!(due, ["inference", "training", "distributed"]);
+        let mut older = pod("older", &[]);
+        older.metadata.creation_timestamp = Some(Time(Timestamp::MIN));
+        queue.upsert("older", older);
+        assert_eq!(queue.due(Instant::now())[0], "older");
     }
 
     #[test]

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     fn order(name: &str) -> Arc<QueueOrder> {
-        Arc::new(PendingPod::new(pod(name, &[]), None).order())
+        Arc::new(PendingPod::new(pod(name, &[]), None, 0).order())
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct PendingPod {
     pub(crate) pod: Pod,
     /// Since when a deleted pod of its controller had waited, whose age it has.
     inherited: Option<Timestamp>,
+    /// See [`Self::new`].
+    arrival: u64,
     /// Phase of its scheduling.
     pub(crate) phase: Phase,
     /// The work for which the last decision was suspended, or that of the decision to which it yields.
@@ -103,17 +105,26 @@ pub(crate) enum Phase {
 
 /// Sort key of pending pods: those that restore the guarantee of their tenant first, then by priority, then those that a
 /// scheduler does not bind last, then the age of the gang, then the age of the pod. A gang has the priority of its member with
-/// the lowest one.
+/// the lowest one, and the age of its oldest one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct QueueOrder {
     is_reclaiming: Reverse<bool>,
     priority: Reverse<i32>,
     is_behind: bool,
     /// Of the gang; of the pod if it belongs to none.
-    group_created: Timestamp,
+    group_age: Age,
     group: ObjectKey,
-    created: Timestamp,
+    age: Age,
     name: ObjectKey,
+}
+
+/// Sort key of pods by their age, the oldest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Age {
+    /// A full second: the pods of a manifest have the same one.
+    since: Timestamp,
+    /// See [`PendingPod::new`].
+    arrival: u64,
 }
 
 impl QueueOrder {
@@ -128,7 +139,7 @@ impl QueueOrder {
             is_reclaiming: gang.is_reclaiming,
             priority: gang.priority,
             is_behind: gang.is_behind,
-            group_created: gang.group_created,
+            group_age: gang.group_age,
             group: gang.group.clone(),
             ..self
         }
@@ -136,12 +147,12 @@ impl QueueOrder {
 
     /// Returns the order of the gang to which pods with both orders belong.
     pub(crate) fn joined(self, other: &Self) -> Self {
-        let group_created = self.group_created.min(other.group_created);
+        let group_age = self.group_age.min(other.group_age);
         Self {
             is_reclaiming: self.is_reclaiming.min(other.is_reclaiming),
             priority: self.priority.max(other.priority),
             is_behind: self.is_behind || other.is_behind,
-            group_created,
+            group_age,
             ..self
         }
     }
@@ -153,10 +164,12 @@ pub(crate) fn hold(after: Duration, timeouts: u32) -> Duration {
 }
 
 impl PendingPod {
-    /// A new pod, which has the age of a deleted one that had waited since `inherited`.
-    pub(crate) fn new(pod: Pod, inherited: Option<Timestamp>) -> Self {
+    /// A new pod, which has the age of a deleted one that had waited since `inherited`. It came after the pods of a lower
+    /// `arrival`, which orders those that were created in the same second.
+    pub(crate) fn new(pod: Pod, inherited: Option<Timestamp>, arrival: u64) -> Self {
         Self {
             inherited,
+            arrival,
             has_neighbor_rules: PodDemand::of(&pod).has_neighbor_rules(),
             pod,
             phase: Phase::Active,
@@ -226,17 +239,20 @@ impl PendingPod {
 
     /// Returns the order of the pod alone.
     pub(crate) fn order(&self) -> QueueOrder {
-        let created = self.since();
+        let age = Age {
+            since: self.since(),
+            arrival: self.arrival,
+        };
         let name = object_key(&self.pod.metadata);
         QueueOrder {
             is_reclaiming: Reverse(self.is_reclaiming),
             priority: Reverse(pod::priority(&self.pod)),
             is_behind: self.is_behind,
-            group_created: created,
+            group_age: age,
             group: self
                 .gang()
                 .map_or_else(|| name.clone(), |gang| (name.0.clone(), gang.to_string())),
-            created,
+            age,
             name,
         }
     }
@@ -428,7 +444,7 @@ mod tests {
 
     #[test]
     fn stops_avoiding_node_after_hold_when_pod_ends_there() {
-        let mut pending = PendingPod::new(pod("a", &[]), None);
+        let mut pending = PendingPod::new(pod("a", &[]), None, 0);
         let now = Instant::now();
         pending.not_bound("n1", Duration::from_secs(60), now);
         pending.resources_freed("n1");
@@ -443,7 +459,7 @@ mod tests {
 
     #[test]
     fn decides_again_for_node_that_becomes_fit_meanwhile() {
-        let mut suspended = PendingPod::new(pod("a", &[]), None);
+        let mut suspended = PendingPod::new(pod("a", &[]), None, 0);
         suspended.phase = Phase::Unschedulable;
         suspended.suspended_by = Some(Work::Searches);
         assert!(suspended.wake_key().unwrap().unfit.may_contain(Some(0)));
@@ -454,7 +470,7 @@ mod tests {
         suspended.decided();
         assert_eq!(suspended.phase, Phase::Active);
 
-        let mut behind = PendingPod::new(pod("b", &[]), None);
+        let mut behind = PendingPod::new(pod("b", &[]), None, 0);
         let unfit = NodeNumbers::default().set(["n1"].into_iter());
         behind.set_unfit_nodes(Arc::new(unfit));
         behind.wait_behind(Instant::now() + MAX_HOLD);
@@ -468,7 +484,7 @@ mod tests {
         let unfit = Arc::new(unfit);
         let mut known = Known::default();
         let left = ["a", "b"].map(|name| {
-            let mut pending = PendingPod::new(pod(name, &[]), None);
+            let mut pending = PendingPod::new(pod(name, &[]), None, 0);
             pending.set_unfit_nodes(Arc::clone(&unfit));
             assert!(pending.forget_node(0, &mut known));
             assert!(!pending.forget_node(0, &mut known));
