@@ -208,6 +208,10 @@ pub async fn run(
         access.boot_id.clone(),
         Arc::clone(&held),
     );
+    let source = Source {
+        mps: layout.mps(),
+        ..source
+    };
     let thread = InventoryThread::start(source, records).map_err(RunError::Thread)?;
     let record = RecordFile::new(layout.gpu_health(), access.boot_id.clone());
     let (reporter, reports) =

@@ -7,5 +7,6 @@ pub mod device_files;
 pub mod driver_limits;
 pub mod gpu_plan;
 pub mod inventory;
+pub mod mps_directories;
 pub mod mps_programs;
 pub mod nvml_gate;

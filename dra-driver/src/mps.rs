@@ -14,7 +14,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
+use crate::gpus::mps_directories::{self, UnsafeDirectory};
 use crate::node::layout::Layout;
-use crate::node::process::start_time;
+use crate::node::process::runs;
 use crate::node::selinux::{LabelError, Labels};
 use crate::node::tmpfs::Tmpfs;
 
@@ -80,18 +81,8 @@ pub enum MpsError {
         reason: String,
     },
     /// Another user could replace what programs of claims trust.
-    #[error(
-        "the directory {} of MPS belongs to user {owner} with mode {mode:03o}; programs of claims trust its sockets, so it must belong \
-         to root and be writable for no other user: remove it", path.display()
-    )]
-    Owner {
-        /// The directory.
-        path: PathBuf,
-        /// Its user.
-        owner: u32,
-        /// Its permissions.
-        mode: u32,
-    },
+    #[error(transparent)]
+    Unsafe(#[from] UnsafeDirectory),
     /// A file operation failed.
     #[error("cannot {operation} {}", path.display())]
     File {
@@ -345,20 +336,8 @@ impl Daemons {
 
     /// Checks that no other user can replace the sockets of a GPU, as far as its directories exist.
     fn check_owner(&self, gpu: &str) -> Result<(), MpsError> {
-        let dir = self.layout.mps_gpu(gpu);
-        for path in [self.layout.mps(), dir.clone(), dir.join("pipe")] {
-            let found = match fs::symlink_metadata(&path) {
-                Ok(found) => found,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(source) => return Err(file("check", &path, source)),
-            };
-            let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-            let is_own = owner == rustix::process::geteuid().as_raw();
-            if !is_own || !found.is_dir() || mode & 0o022 != 0 {
-                return Err(MpsError::Owner { path, owner, mode });
-            }
-        }
-        Ok(())
+        mps_directories::check(&self.layout.mps())?;
+        Ok(mps_directories::check_gpu(&self.layout.mps_gpu(gpu))?)
     }
 
     /// Removes what a daemon that has ended left in its directories, apart from the shared memory, which programs use too.
@@ -413,14 +392,7 @@ impl Daemons {
     }
 
     fn is_running(&self, daemon: Daemon) -> bool {
-        let stat = self.proc_root.join(daemon.pid.to_string()).join("stat");
-        // A zombie serves nothing.
-        let is_zombie = |stat: &String| {
-            let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
-            state.is_none_or(|state| state.starts_with(['Z', 'X']))
-        };
-        start_time(&self.proc_root, daemon.pid) == Some(daemon.start_time)
-            && !fs::read_to_string(stat).is_ok_and(|stat| is_zombie(&stat))
+        runs(&self.proc_root, daemon.pid, daemon.start_time)
     }
 
     /// Returns the answer of the daemon to a command.

@@ -22,6 +22,8 @@ struct Wall {
     /// CEL expression that selects devices with the wall, without the prefix of the attribute.
     selector: &'static str,
     is_required: fn(&Settings) -> bool,
+    /// Whether a device without an obstacle has the wall.
+    has: fn(&Device) -> bool,
     /// Problem and remedy of a device.
     obstacle: fn(&Device) -> Option<(&'static str, String)>,
 }
@@ -34,6 +36,10 @@ const WALLS: [Wall; 2] = [
         alternative: Some(names::attribute::MEMORY_ENFORCEMENT),
         selector: "memoryEnforcement == \"driver\"",
         is_required: |settings| settings.memory_enforcement == MemoryEnforcement::Driver,
+        has: |device| {
+            let enforcement = string_attribute(device, names::attribute::MEMORY_ENFORCEMENT);
+            enforcement == Some(MemoryEnforcement::Driver.as_str())
+        },
         obstacle: limit_obstacle,
     },
     Wall {
@@ -43,6 +49,10 @@ const WALLS: [Wall; 2] = [
         alternative: None,
         selector: "spatialObstacle == \"none\"",
         is_required: Settings::is_spatial,
+        has: |device| {
+            string_attribute(device, names::attribute::SPATIAL_OBSTACLE) == Some("none")
+                && device_type(device) == Some(DeviceType::Vgpu)
+        },
         obstacle: spatial_obstacle,
     },
 ];
@@ -52,45 +62,74 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
 }
 
 fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
-    let open = state.classes.iter().filter(|class| is_open(class, wall));
-    let classes: Vec<&DeviceClass> = open.collect();
     let mut found = BTreeSet::new();
+    let mut is_anywhere = false;
     for slice in state.own_slices() {
         let node = slice.spec.node_name.as_deref().unwrap_or_default();
-        let devices = slice.spec.devices.iter().flatten();
-        found.extend(devices.filter_map(|device| {
-            let (problem, remedy) = (wall.obstacle)(device)?;
-            Some((node, problem, remedy))
-        }));
+        for device in slice.spec.devices.iter().flatten() {
+            match (wall.obstacle)(device) {
+                Some((problem, remedy)) => {
+                    found.insert((node, problem, remedy));
+                }
+                None => is_anywhere |= (wall.has)(device),
+            }
+        }
     }
-    let of_node = |(node, problem, remedy): (&str, &str, String)| {
-        let finding = |class: &&DeviceClass| Finding {
-            fault: wall.fault,
-            object: format!("node {node}"),
-            problem: format!(
-                "device class {} requires {}, and {problem}",
-                class.metadata.name.as_deref().unwrap_or_default(),
-                wall.field
-            ),
-            fix: format!(
-                "{remedy}, or select devices with {} in the class",
-                wall.selector
-            ),
+    let requirements = state.classes.iter().filter_map(|class| {
+        let name = class.metadata.name.as_deref().unwrap_or_default();
+        Some((name, requirement(class, wall)?))
+    });
+    let of_class = |(class, requirement): (&str, Requirement)| {
+        let finding = |(node, problem, remedy): &(&str, &str, String)| {
+            let (problem, fix) = match requirement {
+                Requirement::OfAnyDevice => (
+                    format!(
+                        "device class {class} requires {}, and {problem}",
+                        wall.field
+                    ),
+                    format!(
+                        "{remedy}, or select devices with {} in the class",
+                        wall.selector
+                    ),
+                ),
+                Requirement::OfSelected if is_anywhere => return None,
+                Requirement::OfSelected => (
+                    format!(
+                        "device class {class} selects {}, which no GPU of the cluster has: {problem}",
+                        wall.selector
+                    ),
+                    remedy.clone(),
+                ),
+            };
+            Some(Finding {
+                fault: wall.fault,
+                object: format!("node {node}"),
+                problem,
+                fix,
+            })
         };
-        classes.iter().map(finding).collect::<Vec<_>>()
+        found.iter().filter_map(finding).collect::<Vec<_>>()
     };
-    found.into_iter().flat_map(of_node).collect()
+    requirements.flat_map(of_class).collect()
 }
 
-/// Returns whether a class requires the wall and may get a device without.
-fn is_open(class: &DeviceClass, wall: &Wall) -> bool {
-    let Some(spec) = &class.spec else {
-        return false;
-    };
+/// How a class requires a wall.
+#[derive(Clone, Copy)]
+enum Requirement {
+    /// A device without it may be allocated, and is refused by the node driver.
+    OfAnyDevice,
+    /// Only devices with it are allocated.
+    OfSelected,
+}
+
+fn requirement(class: &DeviceClass, wall: &Wall) -> Option<Requirement> {
+    let spec = class.spec.as_ref()?;
     let configs = spec.config.as_deref().unwrap_or_default();
     // An invalid config is another finding.
-    let settings = config::resolve_spec(configs, &[], "");
-    let is_required = settings.is_ok_and(|settings| (wall.is_required)(&settings));
+    let settings = config::resolve_spec(configs, &[], "").ok()?;
+    if !(wall.is_required)(&settings) {
+        return None;
+    }
     let mut selectors = spec.selectors.iter().flatten();
     let is_selected = selectors.any(|selector| {
         let names = |attribute: &str| {
@@ -99,7 +138,10 @@ fn is_open(class: &DeviceClass, wall: &Wall) -> bool {
         };
         names(wall.attribute) || wall.alternative.is_some_and(names)
     });
-    is_required && !is_selected
+    Some(match is_selected {
+        true => Requirement::OfSelected,
+        false => Requirement::OfAnyDevice,
+    })
 }
 
 fn device_type(device: &Device) -> Option<DeviceType> {

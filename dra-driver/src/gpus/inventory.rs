@@ -27,7 +27,7 @@ use crate::gpus::coexistence::OtherOwners;
 use crate::gpus::device_files::DeviceFiles;
 use crate::gpus::driver_limits::{self, DriverLimits};
 use crate::gpus::gpu_plan::GpuPlan;
-use crate::gpus::mps_programs;
+use crate::gpus::{mps_directories, mps_programs};
 
 pub mod numbers;
 
@@ -54,8 +54,8 @@ pub struct NodeInventory {
     pub settings: Option<NodeSettings>,
     /// Whether the NVIDIA driver can limit memory by cgroup.
     pub driver_limits: DriverLimits,
-    /// Whether the driver root has the programs of MPS.
-    pub has_mps: bool,
+    /// Why no GPU has shares with `computePolicy: spatial`.
+    pub mps: Result<(), SpatialObstacle>,
     /// Other owners of the GPUs.
     pub other_owners: OtherOwners,
     /// Totals of shares that are published as before although the settings changed, by GPU.
@@ -134,10 +134,7 @@ impl NodeInventory {
             ComputeMode::Default | ComputeMode::Unknown if gpu.has_mps_clients => {
                 Err(SpatialObstacle::OtherMps)
             }
-            ComputeMode::Default | ComputeMode::Unknown if !self.has_mps => {
-                Err(SpatialObstacle::NoMps)
-            }
-            ComputeMode::Default | ComputeMode::Unknown => Ok(()),
+            ComputeMode::Default | ComputeMode::Unknown => self.mps,
         }
     }
 
@@ -212,6 +209,8 @@ pub struct Source {
     pub sysfs: PathBuf,
     /// Cgroups of the node.
     pub cgroups: Cgroups,
+    /// Directories of the daemons of MPS.
+    pub mps: PathBuf,
     /// Time between two scans.
     pub rescan: Duration,
 }
@@ -236,6 +235,7 @@ impl Source {
             device_files: None,
             sysfs: PathBuf::from("/sys"),
             cgroups: Cgroups::new(CGROUP_ROOT),
+            mps: Path::new(drava_vgpu_abi::paths::RUN_DIR).join("mps"),
             rescan: RESCAN,
         }
     }
@@ -344,7 +344,7 @@ type Foreign = BTreeMap<GpuUuid, Vec<GpuInstance>>;
 #[derive(Default)]
 struct Before {
     /// `None` before the first scan.
-    has_mps: Option<bool>,
+    mps: Option<Result<(), SpatialObstacle>>,
     driver_limits: DriverLimits,
     numbers: Numbers,
     foreign: Foreign,
@@ -377,9 +377,9 @@ fn scan(
     *library = Some(present);
     before.numbers = numbered(&nvml.gpus, &before.numbers, records);
     before.foreign.clone_from(&foreign);
-    let has_mps = mps_programs::are_installed(&source.driver_root_mount);
-    report_mps(before.has_mps, has_mps);
-    before.has_mps = Some(has_mps);
+    let mps = mps_of_node(source);
+    report_mps(before.mps, mps);
+    before.mps = Some(mps);
     let root = DriverRoot::open(&source.driver_root_mount, &source.driver_root)
         .map_err(|error| describe(&error))?;
     let device_root = source.device_root.as_ref();
@@ -392,7 +392,7 @@ fn scan(
         inventory: NodeInventory {
             numbers: before.numbers.clone(),
             driver_limits,
-            has_mps,
+            mps,
             ..normalize(nvml, foreign, &source.sysfs)
         },
         driver: Arc::new(driver),
@@ -424,10 +424,22 @@ fn report_limits(before: &DriverLimits, now: &DriverLimits) {
     }
 }
 
-/// Logs whether the programs of MPS have appeared or vanished.
-fn report_mps(before: Option<bool>, now: bool) {
-    if before != Some(now) && !now {
-        let obstacle = SpatialObstacle::NoMps;
+/// Returns whether the node can have daemons of MPS.
+fn mps_of_node(source: &Source) -> Result<(), SpatialObstacle> {
+    if !mps_programs::are_installed(&source.driver_root_mount) {
+        return Err(SpatialObstacle::NoMps);
+    }
+    mps_directories::check_all(&source.mps).map_err(|error| {
+        tracing::debug!(error = describe(&error), "a directory of MPS is not safe");
+        SpatialObstacle::Directory
+    })
+}
+
+/// Logs a new obstacle of all GPUs of the node.
+fn report_mps(before: Option<Result<(), SpatialObstacle>>, now: Result<(), SpatialObstacle>) {
+    if before != Some(now)
+        && let Err(obstacle) = now
+    {
         tracing::info!(
             reason = obstacle.problem(),
             remedy = obstacle.remedy(),
@@ -527,7 +539,7 @@ fn normalize(
         foreign_instances,
         settings: None,
         driver_limits: DriverLimits::new(),
-        has_mps: false,
+        mps: Err(SpatialObstacle::NoMps),
         other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }
@@ -594,7 +606,7 @@ pub(crate) mod fixture {
             foreign_instances: BTreeMap::new(),
             settings: None,
             driver_limits: DriverLimits::new(),
-            has_mps: true,
+            mps: Ok(()),
             other_owners: OtherOwners::default(),
             retained_totals: BTreeMap::new(),
         }

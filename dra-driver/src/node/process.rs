@@ -239,6 +239,20 @@ pub fn start_time(proc_root: &Path, pid: u32) -> Option<u64> {
     Some(start_time)
 }
 
+/// Returns whether a process that was started at this time still runs. One that has ended but is not yet waited for does not.
+#[must_use]
+pub fn runs(proc_root: &Path, pid: u32, started_at: u64) -> bool {
+    // One read: the process may go between two.
+    fs::read_to_string(proc_root.join(pid.to_string()).join("stat"))
+        .is_ok_and(|stat| stat_runs(&stat, started_at))
+}
+
+fn stat_runs(stat: &str, started_at: u64) -> bool {
+    let is_same = parse_stat(stat).is_some_and(|(_, start_time)| start_time == started_at);
+    let state = stat.rsplit_once(')').map(|(_, state)| state.trim_start());
+    is_same && state.is_some_and(|state| !state.starts_with(['Z', 'X']))
+}
+
 /// Returns whether a thread of the process is in uninterruptible sleep, as while it waits for a device or a file system.
 #[must_use]
 pub fn is_uninterruptible(proc_root: &Path, pid: u32) -> bool {
@@ -278,6 +292,8 @@ fn innermost_pid(status: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -285,6 +301,33 @@ mod tests {
         let stat = "7 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         assert_eq!(parse_stat(stat), Some(("a) b (c)".to_owned(), 4711)));
         assert_eq!(parse_stat("7"), None);
+    }
+
+    #[test]
+    fn process_that_has_ended_does_not_run() {
+        let stat = |state: &str| format!("7 (a) {state} {}4711 20", "1 ".repeat(18));
+        for (state, runs) in [("R", true), ("D", true), ("Z", false), ("X", false)] {
+            assert_eq!(stat_runs(&stat(state), 4711), runs, "{state}");
+            assert!(
+                !stat_runs(&stat(state), 4712),
+                "another process has its PID"
+            );
+        }
+        // Also while it is waited for.
+        let root = Path::new("/proc");
+        for _ in 0..50 {
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            let pid = child.id();
+            let started_at = start_time(root, pid).unwrap();
+            assert!(runs(root, pid, started_at));
+            child.kill().unwrap();
+            let waited = std::thread::spawn(move || child.wait());
+            while runs(root, pid, started_at) {}
+            while !waited.is_finished() {
+                assert!(!runs(root, pid, started_at));
+            }
+            assert!(!runs(root, pid, started_at));
+        }
     }
 
     #[test]

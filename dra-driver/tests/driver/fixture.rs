@@ -126,7 +126,7 @@ pub(crate) fn inventory(gpus: Vec<Gpu>) -> NodeInventory {
         foreign_instances: BTreeMap::new(),
         settings: None,
         driver_limits: BTreeMap::new(),
-        has_mps: true,
+        mps: Ok(()),
         other_owners: OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }

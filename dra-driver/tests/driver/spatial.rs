@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::PathBuf;
 
 use drava_api::config::ComputePolicy;
+use drava_dra_driver::gpus::mps_directories;
 use drava_dra_driver::mps::Server;
 use drava_dra_driver::node::claim::ClaimRef;
 use drava_dra_driver::node::limits_page::Page;
@@ -391,13 +392,16 @@ fn refuses_directory_that_another_user_could_change() {
         .unwrap();
     let (mps, pipe) = (node.0.layout().mps(), node.dir().join("pipe"));
     let found = spatial(2, &[Share(0, "8Gi", "30")]);
-    for directory in [mps, node.dir(), pipe] {
+    for directory in [mps.clone(), node.dir(), pipe] {
         let refused = || {
             let error = node.prepare(2, &found).unwrap_err();
             let error = drava_api::error::describe(&error);
             // The node driver logs the same while it watches the daemon.
             let watched = node.0.mps().server(GPU_UUIDS[0]).unwrap_err();
             assert!(error.contains(&watched.to_string()), "{error}");
+            // The GPUs of the node have an attribute about it.
+            let found = mps_directories::check_all(&mps).unwrap_err();
+            assert_eq!(found.to_string(), watched.to_string());
             error
         };
         chown(&directory, Some(1000), None).unwrap();
@@ -422,6 +426,7 @@ fn refuses_directory_that_another_user_could_change() {
     assert!(node.prepare(2, &found).is_err(), "a link");
     fs::remove_file(&pipe).unwrap();
     fs::rename(node.dir().join("moved"), &pipe).unwrap();
+    mps_directories::check_all(&mps).unwrap();
     node.prepare(2, &found).unwrap();
     assert_eq!(node.daemons().len(), 1, "the daemon was never replaced");
 }

@@ -38,7 +38,7 @@ fn first_gpu(yaml: &str) -> NodeInventory {
         foreign_instances: BTreeMap::new(),
         settings: None,
         driver_limits: BTreeMap::new(),
-        has_mps: true,
+        mps: Ok(()),
         other_owners: drava_dra_driver::gpus::coexistence::OtherOwners::default(),
         retained_totals: BTreeMap::new(),
     }

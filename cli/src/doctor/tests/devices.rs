@@ -216,12 +216,21 @@ fn names_objects_that_cannot_be_read() {
 
 /// The text of doctor for a device with these attributes, and a class with this config and selector.
 fn with_class(attributes: &[(&str, &str)], config: &Value, selector: &str) -> String {
+    with_devices(&[attributes], config, selector)
+}
+
+/// The same with several devices.
+fn with_devices(devices: &[&[(&str, &str)]], config: &Value, selector: &str) -> String {
     text(|state| {
-        let mut device = device();
-        for (name, value) in attributes {
-            device["attributes"][name] = json!({"string": value});
+        state.slices.clear();
+        for attributes in devices {
+            let mut device = device();
+            for (name, value) in *attributes {
+                device["attributes"][name] = json!({"string": value});
+            }
+            let slice = slice("gpu.drava.dev", device);
+            state.slices.push(object(slice));
         }
-        state.slices = vec![object(slice("gpu.drava.dev", device))];
         let mut parameters = json!({"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig"});
         let fields = config.as_object().unwrap().clone();
         parameters.as_object_mut().unwrap().extend(fields);
@@ -241,6 +250,10 @@ const NOTHING: &str = "no problems found\n";
 #[test]
 fn names_what_lacks_for_memory_limits_that_a_class_requires() {
     let required = json!({"memory": {"enforcement": "driver"}});
+    let able = [
+        ("memoryEnforcement", "driver"),
+        ("memoryEnforcementObstacle", "none"),
+    ];
     for obstacle in LimitObstacle::ALL {
         let attributes = [
             ("memoryEnforcement", "library"),
@@ -259,12 +272,18 @@ fn names_what_lacks_for_memory_limits_that_a_class_requires() {
         let auto = json!({"memory": {"enforcement": "auto"}});
         assert_eq!(found(&auto, ANY), NOTHING);
         let selected = "device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\"";
-        assert_eq!(found(&required, selected), NOTHING);
+        let with_able = with_devices(&[&attributes, &able], &required, selected);
+        assert_eq!(with_able, NOTHING);
+        assert_eq!(found(&auto, selected), NOTHING);
+        assert_eq!(
+            found(&required, selected),
+            format!(
+                "node n1: device class walled selects memoryEnforcement == \"driver\", which no GPU of the cluster has: {}; {}\n",
+                obstacle.problem(),
+                obstacle.remedy()
+            )
+        );
     }
-    let able = [
-        ("memoryEnforcement", "driver"),
-        ("memoryEnforcementObstacle", "none"),
-    ];
     assert_eq!(with_class(&able, &required, ANY), NOTHING);
     let newer = [
         ("memoryEnforcement", "library"),
@@ -277,6 +296,7 @@ fn names_what_lacks_for_memory_limits_that_a_class_requires() {
 #[test]
 fn names_what_lacks_for_spatial_shares_that_a_class_requires() {
     let required = json!({"computePolicy": "spatial"});
+    let able = [("type", "vgpu"), ("spatialObstacle", "none")];
     for obstacle in SpatialObstacle::ALL {
         for kind in ["vgpu", "gpu"] {
             let attributes = [
@@ -296,9 +316,17 @@ fn names_what_lacks_for_spatial_shares_that_a_class_requires() {
             );
             assert_eq!(found(&json!({"computePolicy": "balance"}), ANY), NOTHING);
             let selected = "device.attributes[\"gpu.drava.dev\"].spatialObstacle == \"none\"";
-            assert_eq!(found(&required, selected), NOTHING);
+            let with_able = with_devices(&[&attributes, &able], &required, selected);
+            assert_eq!(with_able, NOTHING);
+            assert_eq!(
+                found(&required, selected),
+                format!(
+                    "node n1: device class walled selects spatialObstacle == \"none\", which no GPU of the cluster has: {}; {}\n",
+                    obstacle.problem(),
+                    obstacle.remedy().replace("UUID", "GPU-7")
+                )
+            );
         }
     }
-    let able = [("type", "vgpu"), ("spatialObstacle", "none")];
     assert_eq!(with_class(&able, &required, ANY), NOTHING);
 }
