@@ -2,6 +2,7 @@
 //!
 //! They are decided on a snapshot that is read for them, apart from the planner: a request delays no allocation.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use tokio::task::JoinError;
+use tokio::time::Instant;
 
 use crate::write::lease::Term;
 use crate::write::writes::FIELD_MANAGER;
@@ -26,8 +28,12 @@ use crate::write::writes::FIELD_MANAGER;
 const PERIOD: Duration = Duration::from_secs(2);
 /// Time between two readings while the definition is not installed or cannot be read.
 const RECHECK: Duration = Duration::from_secs(60);
-/// Readings after which an explanation is brought up to date.
-const REFRESH: u32 = 5;
+/// Shortest time after which explanations are brought up to date.
+const REFRESH: Duration = Duration::from_secs(10);
+/// Rest after a reading of the cluster, relative to its time and that of its decisions: they take a fifth of the time at most.
+const REST: u32 = 4;
+/// The same before the explanations are brought up to date: that takes a twentieth of the time at most.
+const REFRESH_REST: u32 = 20;
 /// Maximum number of explanations: each is decided at every refresh.
 const MAX_REQUESTS: usize = 100;
 
@@ -82,24 +88,26 @@ pub async fn maintain(client: Client, settings: &Settings, term: &Term) {
     let all: Api<Listed<PlacementExplanation>> = Api::all(client.clone());
     // From the cache of the API server.
     let cached = ListParams::default().match_any();
-    for reading in 0_u32.. {
+    let mut pace = Pace::new(Instant::now());
+    for reading in 0.. {
         match all.list(&cached).await {
             Ok(list) => {
                 let (requests, _) = Listed::split(list.items);
+                let start = Instant::now();
                 let mut round = Round {
                     client: &client,
                     settings,
                     objects: None,
                     is_unreadable: false,
                 };
-                for request in requests.into_iter().take(MAX_REQUESTS) {
+                for request in in_turn(requests, reading, MAX_REQUESTS) {
                     if !term.is_valid() {
                         return;
                     }
                     if round.is_unreadable {
                         break;
                     }
-                    let is_due = request.status.is_none() || reading % REFRESH == 0;
+                    let is_due = pace.is_due(start, request.status.is_none());
                     if let Err(error) = serve(&mut round, &request, is_due).await {
                         tracing::warn!(
                             error = describe(&error),
@@ -108,6 +116,9 @@ pub async fn maintain(client: Client, settings: &Settings, term: &Term) {
                             "cannot write a PlacementExplanation"
                         );
                     }
+                }
+                if round.objects.is_some() || round.is_unreadable {
+                    pace.worked(start, Instant::now());
                 }
                 tokio::time::sleep(PERIOD).await;
             }
@@ -123,6 +134,72 @@ pub async fn maintain(client: Client, settings: &Settings, term: &Term) {
             }
         }
     }
+}
+
+/// Keeps the work for explanations, which any tenant can request, a small part of the leader's time.
+struct Pace {
+    /// When the cluster may be read again for new requests.
+    next: Instant,
+    /// When it may be read again for all requests.
+    refresh: Instant,
+}
+
+impl Pace {
+    const fn new(now: Instant) -> Self {
+        Self {
+            next: now,
+            refresh: now,
+        }
+    }
+
+    fn is_due(&self, now: Instant, is_new: bool) -> bool {
+        now >= self.refresh || is_new && now >= self.next
+    }
+
+    /// The cluster was read, and pods were decided, in this time.
+    fn worked(&mut self, start: Instant, end: Instant) {
+        let took = end.saturating_duration_since(start);
+        if start >= self.refresh {
+            self.refresh = end + REFRESH.max(took * REFRESH_REST);
+        }
+        self.next = end + took * REST;
+    }
+}
+
+/// Returns the requests of a reading: the expired ones, which are deleted, and `max` others, as many of each namespace as there are.
+/// New ones of a namespace come first. `reading` says which namespaces come first if there are too many.
+fn in_turn(
+    requests: Vec<PlacementExplanation>,
+    reading: usize,
+    max: usize,
+) -> Vec<PlacementExplanation> {
+    let now = Timestamp::now();
+    let (mut chosen, others): (Vec<_>, Vec<_>) = requests
+        .into_iter()
+        .partition(|request| is_expired(request, now));
+    let mut namespaces: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for request in others {
+        let namespace = request.namespace().unwrap_or_default();
+        namespaces.entry(namespace).or_default().push(request);
+    }
+    let mut namespaces: VecDeque<_> = namespaces.into_values().collect();
+    for requests in &mut namespaces {
+        // The last one is the next one.
+        requests.sort_by_key(|request| request.status.is_none());
+    }
+    if !namespaces.is_empty() {
+        namespaces.rotate_left(reading % namespaces.len());
+    }
+    let most = chosen.len() + max;
+    while chosen.len() < most
+        && let Some(mut requests) = namespaces.pop_front()
+    {
+        if let Some(request) = requests.pop() {
+            chosen.push(request);
+            namespaces.push_back(requests);
+        }
+    }
+    chosen
 }
 
 async fn serve(
@@ -328,6 +405,49 @@ mod tests {
         let created = "2026-01-01T00:00:00Z".parse().expect("a time");
         request.metadata.creation_timestamp = Some(Time(created));
         request
+    }
+
+    #[test]
+    fn no_namespace_shuts_out_another() {
+        let of = |namespace: &str, name: usize, is_new: bool| {
+            let mut request = request(Some(60));
+            request.metadata.namespace = Some(namespace.to_owned());
+            request.metadata.name = Some(format!("{name:03}"));
+            request.metadata.creation_timestamp = Some(Time(Timestamp::now()));
+            request.status = (!is_new).then(PlacementExplanationStatus::default);
+            request
+        };
+        let mut requests: Vec<_> = (0..300).map(|name| of("a", name, name == 299)).collect();
+        requests.push(of("b", 0, true));
+        requests.push(request(Some(60)));
+        let names = |reading| -> Vec<String> {
+            let chosen = in_turn(requests.clone(), reading, 4).into_iter();
+            chosen
+                .map(|one| format!("{}/{}", one.namespace().unwrap_or_default(), one.name_any()))
+                .collect()
+        };
+        // The expired one is deleted in any case.
+        assert_eq!(names(0), ["/why", "a/299", "b/000", "a/298", "a/297"]);
+        assert_eq!(names(1), ["/why", "b/000", "a/299", "a/298", "a/297"]);
+        assert_eq!(in_turn(Vec::new(), 3, 4), []);
+    }
+
+    #[test]
+    fn explanations_take_a_small_part_of_the_time() {
+        let (start, seconds) = (Instant::now(), Duration::from_secs);
+        let mut pace = Pace::new(start);
+        assert!(pace.is_due(start, false));
+        pace.worked(start, start + seconds(3));
+        let due = |pace: &Pace, after, is_new| pace.is_due(start + seconds(after), is_new);
+        assert!(!due(&pace, 14, true) && due(&pace, 15, true));
+        assert!(!due(&pace, 62, false) && due(&pace, 63, false));
+        // New requests do not put off the others.
+        pace.worked(start + seconds(15), start + seconds(16));
+        assert!(!due(&pace, 19, true) && due(&pace, 20, true));
+        assert!(!due(&pace, 62, false) && due(&pace, 63, false));
+        // A small cluster is read every ten seconds.
+        pace.worked(start + seconds(63), start + seconds(63));
+        assert!(!due(&pace, 72, false) && due(&pace, 73, false));
     }
 
     #[test]
