@@ -149,7 +149,10 @@ impl Planner {
                 self.commitments.suspensions.policy_changed(now);
             }
             Observation::Leader(change) => self.leader(change),
-            Observation::Namespace(change) => self.namespace(change),
+            Observation::Namespace(change) => {
+                self.namespace(change);
+                self.commitments.suspensions.policy_changed(now);
+            }
             Observation::VolumeClaim(change) => self.world.volume_claim(change),
             Observation::Volume(change) => self.world.volume(change),
             Observation::StorageClass(change) => self.world.storage_class(change),

@@ -33,6 +33,8 @@ pub(crate) struct LivePod {
     pub(crate) is_bound: bool,
     /// When it was bound, if the condition `PodScheduled` says so.
     pub(crate) bound_at: Option<Timestamp>,
+    /// Since when it is ready; `None` if it is not.
+    pub(crate) ready_since: Option<Timestamp>,
     /// Its gang.
     pub(crate) gang: Option<GangName>,
     /// Number of pods that its gang needs; `None` while that is unknown, for instance before its PodGroup is observed.
@@ -69,6 +71,7 @@ impl LivePod {
             node: node(pod).map(str::to_owned),
             is_bound: node(pod).is_some(),
             bound_at: pod::bound_at(pod),
+            ready_since: pod::ready_since(pod),
             gang: gang::name_of(pod),
             gang_min: gang::of(pod).ok().flatten().map(|gang| gang.min),
             disruption: pod_group::disruption(pod),

@@ -70,11 +70,20 @@ pub(crate) fn reference(pod: &Pod) -> ObjectReference {
 
 /// Returns when the pod was bound to its node, from the condition `PodScheduled`.
 pub(crate) fn bound_at(pod: &Pod) -> Option<Timestamp> {
+    true_since(pod, "PodScheduled")
+}
+
+/// Returns since when the pod is ready; `None` if it is not.
+pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    true_since(pod, "Ready")
+}
+
+fn true_since(pod: &Pod, kind: &str) -> Option<Timestamp> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-    let mut scheduled = conditions
+    let mut own = conditions
         .iter()
-        .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "True");
-    Some(scheduled.next()?.last_transition_time.as_ref()?.0)
+        .filter(|condition| condition.type_ == kind && condition.status == "True");
+    Some(own.next()?.last_transition_time.as_ref()?.0)
 }
 
 /// Returns when a finished pod ended: when its conditions changed last. Its containers are no longer ready then.

@@ -34,6 +34,7 @@ use crate::action::{
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
 use crate::pods::pod::qualified_name;
+use crate::watch::Kind;
 
 pub(super) mod idle;
 mod problem;
@@ -95,9 +96,9 @@ enum Write {
 
 impl Suspensions {
     /// Observes the newest version of a claim.
-    fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
+    fn observe(&mut self, claim: &ResourceClaim, is_listed: bool, now: Instant) {
         let key = object_key(&claim.metadata);
-        self.idle.observe(&key, claim, now);
+        self.idle.observe(&key, claim, is_listed, now);
         match share::check(claim) {
             Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
@@ -181,7 +182,9 @@ impl Planner {
     pub(super) fn suspension_observed(&mut self, key: &ObjectKey, now: Instant) {
         match self.commitments.ledger.claim(key).cloned() {
             Some(newest) => {
-                self.commitments.suspensions.observe(&newest, now);
+                let is_listed = self.world.unlisted.contains(&Kind::Claims);
+                let suspensions = &mut self.commitments.suspensions;
+                suspensions.observe(&newest, is_listed, now);
                 let is_concerned = self.commitments.suspensions.contains(key)
                     || suspension::answers(&newest).next().is_some();
                 let pod = self.pod_of(key).filter(|_| is_concerned);
@@ -269,7 +272,14 @@ impl Planner {
             let why = "the node driver has not answered in time";
             self.not_suspended_for(&preemptor, &claim, why, time, actions);
         }
-        let said: Option<(OfPod, String)> = match View::of(&claim, awaited_until.is_some()).step() {
+        let known = self.commitments.suspensions.claims.get(key);
+        let retry = known.and_then(|known| known.retry_eviction);
+        let step = match View::of(&claim, awaited_until.is_some()).step() {
+            // Nothing is left to lose: a pod that cannot be evicted starts anew.
+            Step::Evict if retry.is_some_and(|retry| now < retry) => Step::Resume,
+            step => step,
+        };
+        let said: Option<(OfPod, String)> = match step {
             Step::Nothing => {
                 self.decide_again(key, awaited_until);
                 Self::said_by_node(&claim)
@@ -402,6 +412,7 @@ impl Planner {
         let claims = &mut self.commitments.suspensions.claims;
         if let Some(known) = key.and_then(|key| claims.get_mut(&key)) {
             known.retry_eviction = Some(now + EVICTION_RETRY);
+            known.due = Some(now);
         }
     }
 
@@ -495,6 +506,10 @@ impl Planner {
         if let Some(claim) = outcome.claim {
             self.claim_written(*claim, now);
         }
+        let claim = self.commitments.ledger.claim(&outcome.key);
+        let is_wanted = claim.is_some_and(|claim| {
+            suspension::is_wished(&claim.metadata) || suspension::is_intended(&claim.metadata)
+        });
         let suspensions = &mut self.commitments.suspensions;
         let Some(known) = suspensions.claims.get_mut(&outcome.key) else {
             return;
@@ -516,6 +531,11 @@ impl Planner {
                     }
                     self.backlog.activate(&preemptor.uid);
                 }
+            }
+            // The share is idle; a user's wish, or an intent that the write met, is seen again.
+            Write::Intending if !outcome.is_written && !is_wanted => {
+                suspensions.claims.remove(&outcome.key);
+                suspensions.idle.look_again(&outcome.key, now + RETRY);
             }
             Write::Intending => known.write = Write::None,
             Write::Withdrawing { .. } => {

@@ -21,6 +21,10 @@ use crate::pods::claim;
 /// Time after which an idle share is looked at again that could be neither suspended nor evicted.
 const RETRY: Duration = Duration::from_secs(300);
 
+/// Time for which a new leader does nothing about the idle shares that it finds. The API server may have been away, and the node drivers
+/// write within half a minute which of them are used again.
+const SETTLE: Duration = Duration::from_secs(60);
+
 /// Idle shares, each with when it is to be looked at: `None` after its action.
 #[derive(Debug, Default)]
 pub(in crate::decide::planner) struct IdleShares(BTreeMap<ObjectKey, Idle>);
@@ -28,6 +32,8 @@ pub(in crate::decide::planner) struct IdleShares(BTreeMap<ObjectKey, Idle>);
 #[derive(Debug)]
 struct Idle {
     since: Timestamp,
+    /// Nothing is done before.
+    settled: Instant,
     due: Option<Instant>,
 }
 
@@ -53,16 +59,29 @@ fn step(policy: Option<IdlePolicy>, idle: Duration) -> Step {
 }
 
 impl IdleShares {
-    /// Observes the newest version of a claim. An idle period that is known is not acted on again.
-    pub(super) fn observe(&mut self, key: &ObjectKey, claim: &ResourceClaim, now: Instant) {
+    /// Observes the newest version of a claim, which may be outdated if it `is_listed`. An idle period that is known is not acted on
+    /// again.
+    pub(super) fn observe(
+        &mut self,
+        key: &ObjectKey,
+        claim: &ResourceClaim,
+        is_listed: bool,
+        now: Instant,
+    ) {
         let Some(since) = suspension::idle_since(claim).filter(|_| claim::is_allocated(claim))
         else {
             self.0.remove(key);
             return;
         };
         if self.0.get(key).is_none_or(|known| known.since != since) {
-            let due = Some(now);
-            self.0.insert(key.clone(), Idle { since, due });
+            let settled = now + if is_listed { SETTLE } else { Duration::ZERO };
+            let due = Some(settled);
+            let idle = Idle {
+                since,
+                settled,
+                due,
+            };
+            self.0.insert(key.clone(), idle);
         }
     }
 
@@ -74,10 +93,10 @@ impl IdleShares {
         self.0.values().filter_map(|idle| idle.due).min()
     }
 
-    /// A policy has changed: all periods are looked at again.
+    /// A policy, or what it selects by, has changed: all periods are looked at again.
     pub(in crate::decide::planner) fn policy_changed(&mut self, now: Instant) {
         for idle in self.0.values_mut() {
-            idle.due = Some(now);
+            idle.due = Some(now.max(idle.settled));
         }
     }
 
@@ -91,7 +110,7 @@ impl IdleShares {
         .collect()
     }
 
-    fn look_again(&mut self, key: &ObjectKey, at: Instant) {
+    pub(super) fn look_again(&mut self, key: &ObjectKey, at: Instant) {
         if let Some(idle) = self.0.get_mut(key) {
             idle.due = Some(at);
         }
@@ -111,6 +130,12 @@ impl Planner {
             };
             let classes: BTreeSet<&str> = claim::classes(&claim).collect();
             let policy = self.world.cluster.idle_policy(&key.0, &classes);
+            let is_evicted = policy.is_some_and(|policy| policy.action == IdleAction::Evict);
+            let Some(since) = self.idle_since(&key, since, is_evicted) else {
+                let idle = &mut self.commitments.suspensions.idle;
+                idle.look_again(&key, time.instant + RETRY);
+                continue;
+            };
             let idle = Duration::try_from(time.time.0.duration_since(since)).unwrap_or_default();
             let action = match step(policy, idle) {
                 Step::Nothing => continue,
@@ -127,9 +152,19 @@ impl Planner {
                     self.report_suspension(&claim, PendingEvent::share_idle, &state, time, actions);
                 }
                 IdleAction::Suspend => self.suspend_idle(&key, &claim, &state, time, actions),
-                IdleAction::Evict => self.evict_idle(&key, &state, time, actions),
+                IdleAction::Evict => self.evict_idle(&key, &claim, &state, time, actions),
             }
         }
+    }
+
+    /// Returns since when the time of a share counts that `since` uses no GPU time. The eviction of a pod is no matter before the pod is
+    /// ready: until then it pulls its image, or loads its model.
+    fn idle_since(&self, key: &ObjectKey, since: Timestamp, is_evicted: bool) -> Option<Timestamp> {
+        if !is_evicted {
+            return Some(since);
+        }
+        let (_, pod) = self.pod_of(key)?;
+        pod.ready_since.map(|ready| since.max(ready))
     }
 
     fn suspend_idle(
@@ -166,6 +201,7 @@ impl Planner {
     fn evict_idle(
         &mut self,
         key: &ObjectKey,
+        claim: &ResourceClaim,
         state: &str,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
@@ -174,6 +210,24 @@ impl Planner {
             return;
         };
         if pod.grace_period_end.is_some() || self.commitments.evicted.contains_key(uid) {
+            return;
+        }
+        let suspensions = &self.commitments.suspensions;
+        let is_suspended = suspensions.contains(key) || suspension::is_suspended(claim);
+        let obstacle = if self.share_of_pod(pod).as_ref() != Some(key) {
+            Some("the pod has other claims".to_owned())
+        } else {
+            let gang = pod.gang.as_ref();
+            gang.map(|gang| format!("the pod belongs to gang {gang}"))
+        };
+        if is_suspended || obstacle.is_some() {
+            let idle = &mut self.commitments.suspensions.idle;
+            idle.look_again(key, time.instant + RETRY);
+            // Of a suspended share its pod has other events.
+            if let Some(obstacle) = obstacle.filter(|_| !is_suspended) {
+                let message = format!("{state}, and its pod is not evicted: {obstacle}");
+                self.report_suspension(claim, PendingEvent::share_idle, &message, time, actions);
+            }
             return;
         }
         let victim = Victim {

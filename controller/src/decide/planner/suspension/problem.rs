@@ -98,7 +98,10 @@ impl Planner {
             let Some(claim) = self.commitments.ledger.claim(key) else {
                 continue;
             };
-            if known.write == Write::Intending || suspension::is_intended(&claim.metadata) {
+            // What the node has refused stays on the GPU.
+            let is_intended =
+                suspension::is_intended(&claim.metadata) && suspension::refusal(claim).is_none();
+            if known.write == Write::Intending || is_intended {
                 let device = AllocatedDevice::of_claim(claim).into_iter().next();
                 let pool = device.map(|device| device.pool).unwrap_or_default();
                 *memory.entry(pool).or_insert(Quantity::ZERO) += share::memory_of(claim);

@@ -150,7 +150,43 @@ fn pod_whose_state_is_lost_is_evicted_as_far_as_budgets_allow_it() {
     );
     cluster.settle();
     assert!(cluster.evictions.is_empty(), "it rests");
+    // Its container starts anew: nothing more is lost when it may go on.
+    assert_eq!(cluster.write_intents(), ["-a"]);
+    answer(&mut cluster, "a", "False", "Resumed");
     cluster.advance(Duration::from_secs(301));
     cluster.settle();
-    assert_eq!(cluster.evictions.len(), 1);
+    assert!(cluster.evictions.is_empty());
+}
+
+#[test]
+fn pod_whose_state_is_lost_waits_for_room_or_its_eviction() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "a", "60Gi", 0);
+    suspend(&mut cluster, "a");
+    cluster.settle();
+    cluster.add_pod_of_priority("other", "60Gi", 0);
+    assert_eq!(cluster.settle(), ["other → n1"]);
+    cluster.bind(("other", "n1"));
+    answer(&mut cluster, "a", "True", "StateLost");
+    for _ in 0..2 {
+        cluster.settle();
+        let eviction = cluster.evictions.pop().unwrap();
+        let failure = EvictionFailure {
+            victim: eviction.victims[0].clone(),
+            message: "a budget".to_owned(),
+        };
+        let outcome = EvictionOutcome {
+            evicted: Vec::new(),
+            failure: Some(failure),
+            eviction,
+        };
+        cluster.planner.eviction_finished(outcome, cluster.now);
+        cluster.settle();
+        assert!(cluster.evictions.is_empty() && cluster.write_intents().is_empty());
+        cluster.advance(Duration::from_secs(301));
+    }
+    cluster.end("other");
+    cluster.settle();
+    let eviction = cluster.evictions.pop();
+    assert!(eviction.is_some(), "it is due again");
 }

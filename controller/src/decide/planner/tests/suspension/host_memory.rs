@@ -75,3 +75,18 @@ fn wish_waits_for_host_memory_of_the_node() {
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["+b"]);
 }
+
+#[test]
+fn share_that_its_node_refuses_to_suspend_takes_no_host_memory() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    limit_host_memory(&mut cluster, "n1", 30 << 10);
+    for name in ["a", "b"] {
+        add_suspendable(&mut cluster, name, "20Gi", 0);
+    }
+    suspend(&mut cluster, "a");
+    // It keeps its wish.
+    answer(&mut cluster, "a", "False", "SuspendRefused");
+    wish(&mut cluster, "b", true);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+b"]);
+}

@@ -6,11 +6,11 @@ use drava_api::names;
 use k8s_openapi::api::core::v1::Probe;
 use serde_json::json;
 
-use super::{add_suspendable, add_with, wish};
+use super::{add_suspendable, add_with, allow, wish};
 use crate::action::{EvictionFailure, EvictionOutcome};
 use crate::decide::planner::tests::cluster::{TestCluster, applied};
-use crate::fixture::object;
-use crate::watch::Observation;
+use crate::fixture::{claim, object, pod};
+use crate::watch::{Kind, Observation};
 
 const START: &str = "2026-01-01T00:00:00Z";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -44,10 +44,23 @@ fn report(cluster: &mut TestCluster, idle: Option<&str>, answer: Option<(&str, &
     cluster.observe(claim);
 }
 
+/// The pod is ready since this time, or is not.
+fn ready(cluster: &mut TestCluster, since: Option<&str>) {
+    let mut pod = cluster.pods["nb"].clone();
+    let conditions = &mut pod.status.get_or_insert_default().conditions;
+    let conditions = conditions.get_or_insert_default();
+    conditions.retain(|condition| condition.type_ != "Ready");
+    conditions.push(object(json!({
+        "type": "Ready", "status": if since.is_some() { "True" } else { "False" }, "lastTransitionTime": since.unwrap_or(START),
+    })));
+    cluster.add_pod(pod);
+}
+
 /// A notebook that has been idle since the start.
 fn idle_notebook(action: &str) -> TestCluster {
     let mut cluster = TestCluster::new(&["n1"]);
     add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    ready(&mut cluster, Some(START));
     policy(&mut cluster, action);
     report(&mut cluster, Some(START), None);
     cluster
@@ -318,4 +331,143 @@ fn pod_of_idle_share_is_evicted_once_and_not_while_it_ends() {
         cluster.settle();
         assert!(cluster.evictions.is_empty());
     }
+}
+
+#[test]
+fn time_of_a_pod_that_is_to_be_evicted_counts_from_when_it_is_ready() {
+    let mut cluster = idle_notebook("evict");
+    ready(&mut cluster, None);
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.evictions.is_empty(), "it pulls its image");
+    ready(&mut cluster, Some("2026-01-02T00:00:00Z"));
+    cluster.advance(HOUR - Duration::from_secs(1));
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert_eq!(cluster.evictions.len(), 1);
+}
+
+#[test]
+fn pod_that_works_with_another_claim_is_not_evicted() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for name in ["nb", "busy"] {
+        let mut claim = claim(name, "30Gi");
+        allow(&mut claim);
+        cluster.add_claim(claim);
+    }
+    let pod = pod("nb", &["nb", "busy"]);
+    cluster.add_pod(pod);
+    assert_eq!(cluster.settle(), ["nb → n1"]);
+    cluster.bind(("nb", "n1"));
+    ready(&mut cluster, Some(START));
+    policy(&mut cluster, "evict");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    let said = "the share of claim nb has used no GPU time since 2026-01-01T00:00:00Z, and its pod is not evicted: the pod has other claims";
+    assert_eq!(cluster.messages_of("Pod/nb").last(), Some(&said));
+}
+
+#[test]
+fn member_of_a_gang_is_not_evicted_because_it_is_idle() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    for name in ["nb", "peer"] {
+        cluster.add_member(name, "30Gi", "2");
+    }
+    let placed = cluster.settle();
+    for placed in &placed {
+        cluster.bind(placed.split_once(" → ").unwrap());
+    }
+    assert_eq!(placed.len(), 2);
+    ready(&mut cluster, Some(START));
+    policy(&mut cluster, "evict");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    let messages = cluster.messages_of("Pod/nb");
+    let last = messages.last().unwrap();
+    assert!(
+        last.contains("is not evicted: the pod belongs to gang"),
+        "{last}"
+    );
+}
+
+#[test]
+fn suspended_share_is_not_idle_for_its_eviction() {
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR / 2);
+    wish(&mut cluster, "nb", true);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    for answer in [None, Some(("True", "Suspended", "2026-01-01T00:30:00Z"))] {
+        report(&mut cluster, Some(START), answer);
+        cluster.advance(24 * HOUR);
+        cluster.settle();
+        assert!(cluster.evictions.is_empty(), "it waits for its user");
+    }
+}
+
+#[test]
+fn new_leader_gives_the_nodes_time_to_say_who_works_again() {
+    for is_used in [true, false] {
+        let mut cluster = idle_notebook("evict");
+        cluster.advance(24 * HOUR);
+        // The claim as the new leader lists it, with the level from before an outage.
+        cluster.planner.world.unlisted.insert(Kind::Claims);
+        report(&mut cluster, Some("2026-01-01T00:00:01Z"), None);
+        cluster.planner.world.unlisted.remove(&Kind::Claims);
+        policy(&mut cluster, "evict");
+        cluster.advance(Duration::from_secs(59));
+        cluster.settle();
+        assert!(cluster.evictions.is_empty());
+        if is_used {
+            report(&mut cluster, None, None);
+        }
+        cluster.advance(Duration::from_secs(1));
+        cluster.settle();
+        assert_eq!(cluster.evictions.is_empty(), is_used);
+    }
+}
+
+#[test]
+fn intent_that_could_not_be_written_is_tried_again() {
+    let mut cluster = idle_notebook("suspend");
+    cluster.advance(HOUR);
+    cluster.settle();
+    cluster.end_intents(false);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "it rests");
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn labels_of_a_namespace_decide_about_shares_that_are_idle_already() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    let policy = object(json!({
+        "metadata": {"name": "idle", "uid": "idle", "resourceVersion": "1"},
+        "spec": {
+            "namespaceSelector": {"matchLabels": {"workload": "notebooks"}},
+            "idle": {"after": "1h", "action": "suspend"},
+        },
+    }));
+    let observation = Observation::Policy(applied(policy));
+    cluster.planner.observe(observation, cluster.now);
+    report(&mut cluster, Some(START), None);
+    cluster.advance(24 * HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let namespace = object(json!({
+        "metadata": {"name": "default", "uid": "ns", "resourceVersion": "2", "labels": {"workload": "notebooks"}},
+    }));
+    let observation = Observation::Namespace(applied(namespace));
+    cluster.planner.observe(observation, cluster.now);
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
 }
