@@ -15,11 +15,10 @@ use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::labelled::{self, Follower};
+use super::labelled::{self, Follower, Found};
 use crate::agent::FollowedRecords;
 use crate::gpus::inventory::{NodeInventory, State};
 use crate::kubelet::claims::{ClaimService, FetchError, blocking};
@@ -49,14 +48,8 @@ pub(super) async fn run<E: Effects>(
     followed: FollowedRecords,
     stop: CancellationToken,
 ) {
-    let client = claims.client.clone();
-    labelled::follow(
-        client,
-        names::COMPANION_LABEL,
-        Task::new(claims, layout, followed),
-        stop,
-    )
-    .await;
+    let task = Task::new(Arc::clone(&claims), layout, followed);
+    labelled::follow(&claims, names::COMPANION_LABEL, task, stop).await;
 }
 
 /// What a review of a base depends on.
@@ -66,18 +59,25 @@ struct Task<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     followed: FollowedRecords,
-    /// Companions of a list that is not complete.
-    listed: BTreeMap<ClaimUid, ResourceClaim>,
-    /// Whether one list was complete.
-    is_listed: bool,
-    /// All companions of the cluster with devices of this node.
-    found: BTreeMap<ClaimUid, ResourceClaim>,
     /// Claims with companions or grants; `None` until the records were read.
     bases: Option<BTreeMap<ClaimUid, Base>>,
     /// Claims that are prepared by themselves and were reported.
     refused: BTreeSet<ClaimUid>,
     /// Why the last review could not begin.
     failure: Option<String>,
+}
+
+/// A companion with devices of this node.
+struct Known {
+    companion: Companion,
+    claim: ResourceClaim,
+}
+
+/// Other changes of the claim are none of what it adds.
+impl PartialEq for Known {
+    fn eq(&self, other: &Self) -> bool {
+        self.companion == other.companion
+    }
 }
 
 /// What is known of a base from one review to the next.
@@ -146,47 +146,39 @@ struct Records {
 }
 
 impl<E: Effects> Follower for Task<E> {
-    /// Applies an event of the watch. Returns whether a companion of this node has changed in what it adds.
-    fn apply(&mut self, event: watcher::Event<Listed<ResourceClaim>>) -> bool {
-        match event {
-            watcher::Event::Init => self.listed.clear(),
-            watcher::Event::InitApply(Listed::Object(claim)) => {
-                self.listed.extend(self.own(*claim));
+    /// The node driver says of a companion that ends that it has none of its capacity, also if its base was never prepared.
+    const SWEEPS: bool = true;
+
+    type Kept = Known;
+
+    /// Keeps a companion with devices of this node. What was read of one that cannot be read now may be outdated: its grants are
+    /// checked by its name.
+    fn keep(&self, claim: Listed<ResourceClaim>) -> Option<Known> {
+        let Listed::Object(claim) = claim else {
+            return None;
+        };
+        match companion::read(&claim, &self.claims.pool) {
+            Ok(companion) => Some(Known {
+                companion: companion?,
+                claim: *claim,
+            }),
+            Err(error) => {
+                let name = claim.metadata.name.as_deref();
+                tracing::warn!(claim.name = name, %error, "ignoring a companion claim");
+                None
             }
-            watcher::Event::InitDone => {
-                self.found = std::mem::take(&mut self.listed);
-                self.is_listed = true;
-                return true;
-            }
-            watcher::Event::Apply(Listed::Object(claim)) => {
-                let Some(uid) = uid(&claim.metadata) else {
-                    return false;
-                };
-                let before = self.found.remove(&uid);
-                self.found.extend(self.own(*claim));
-                let read = |claim: &ResourceClaim| companion::read(claim, &self.claims.pool).ok();
-                let after = self.found.get(&uid).and_then(read);
-                return before.as_ref().and_then(read) != after;
-            }
-            watcher::Event::Delete(Listed::Object(claim)) => return self.forget(&claim.metadata),
-            // What was read of it before may be outdated. Its grants are checked by its name.
-            watcher::Event::Apply(Listed::Unreadable(claim))
-            | watcher::Event::Delete(Listed::Unreadable(claim)) => {
-                return self.forget(&claim.metadata);
-            }
-            watcher::Event::InitApply(Listed::Unreadable(_)) => {}
         }
-        false
     }
 
+    fn changed(&mut self, _: &ClaimUid) {}
+
     /// Compares the companions with the records. Returns when the next comparison is due without a change.
-    async fn review(&mut self) -> Option<Instant> {
-        if !self.is_listed {
-            return None;
-        }
-        let found = self.found.values();
-        let found = found.filter_map(|claim| companion::read(claim, &self.claims.pool).ok()?);
-        let found: Vec<Companion> = found.collect();
+    async fn review(&mut self, found: Option<&Found<Known>>) -> Option<Instant> {
+        let known = found?;
+        let found: Vec<Companion> = known
+            .values()
+            .map(|known| known.companion.clone())
+            .collect();
         let records = match self.read_records(&found).await {
             Ok(records) => records,
             Err(error) => {
@@ -213,7 +205,7 @@ impl<E: Effects> Follower for Task<E> {
             if !base.is_due(&reviewed, Instant::now()) {
                 continue;
             }
-            let left = match self.review_base(uid, base, reviewed.1.clone()).await {
+            let left = match self.review_base(known, uid, base, reviewed.1.clone()).await {
                 Ok(left) => {
                     base.failure = None;
                     left
@@ -239,30 +231,9 @@ impl<E: Effects> Task<E> {
             claims,
             layout,
             followed,
-            listed: BTreeMap::new(),
-            is_listed: false,
-            found: BTreeMap::new(),
             bases: None,
             refused: BTreeSet::new(),
             failure: None,
-        }
-    }
-
-    /// Forgets a claim. Returns whether it was a companion of this node.
-    fn forget(&mut self, metadata: &ObjectMeta) -> bool {
-        uid(metadata).is_some_and(|uid| self.found.remove(&uid).is_some())
-    }
-
-    /// Returns a claim by its UID if it has devices of this node.
-    fn own(&self, claim: ResourceClaim) -> Option<(ClaimUid, ResourceClaim)> {
-        match companion::read(&claim, &self.claims.pool) {
-            Ok(Some(_)) => Some((uid(&claim.metadata)?, claim)),
-            Ok(None) => None,
-            Err(error) => {
-                let name = claim.metadata.name.as_deref();
-                tracing::warn!(claim.name = name, %error, "ignoring a companion claim");
-                None
-            }
         }
     }
 
@@ -332,6 +303,7 @@ impl<E: Effects> Task<E> {
     /// Records the grants of one base, gives back what its use allows, and reports. Returns what is left to be done.
     async fn review_base(
         &self,
+        known: &Found<Known>,
         uid: &ClaimUid,
         base: &mut Base,
         found: Vec<Companion>,
@@ -340,7 +312,7 @@ impl<E: Effects> Task<E> {
         let Some(record) = self.load(uid).await? else {
             // It is prepared on another node, not so far, or no more.
             base.has_grants = false;
-            return self.release_without_base(uid, &found).await;
+            return self.release_without_base(known, uid, &found).await;
         };
         let State::Known(node) = self.claims.gpus.borrow().clone() else {
             return Ok(Left::Open);
@@ -376,7 +348,7 @@ impl<E: Effects> Task<E> {
         };
         base.fits_since.clone_from(&recorded.fits_since);
         base.has_grants = has_grants(&recorded.record.devices);
-        let is_reported = self.report(&claim, &companions, &recorded, &node.inventory);
+        let is_reported = self.report(known, &claim, &companions, &recorded, &node.inventory);
         if !recorded.failures.is_empty() {
             let failures: Vec<&str> = recorded.failures.values().map(String::as_str).collect();
             return Err(failures.join("; "));
@@ -407,6 +379,7 @@ impl<E: Effects> Task<E> {
     /// to be done.
     async fn release_without_base(
         &self,
+        known: &Found<Known>,
         base: &ClaimUid,
         found: &[Companion],
     ) -> Result<Left, String> {
@@ -417,7 +390,7 @@ impl<E: Effects> Task<E> {
             let is_free = blocking(move || Ok(!dir.exists() && !applier.has_grant_of(&uid)?));
             let is_free = is_free.await.map_err(|error| describe(&error))?;
             let is_free = is_free.map_err(|error: RecordError| describe(&error))?;
-            if !(is_free && self.report_grant(companion, &GrantStatus::Released)) {
+            if !(is_free && self.report_grant(known, companion, &GrantStatus::Released)) {
                 left = Left::Open;
             }
         }
@@ -427,6 +400,7 @@ impl<E: Effects> Task<E> {
     /// Reports the limits of a base, and what became of its companions. Returns whether all is written and final.
     fn report(
         &self,
+        known: &Found<Known>,
         base: &ResourceClaim,
         companions: &Companions,
         recorded: &Recorded,
@@ -437,7 +411,7 @@ impl<E: Effects> Task<E> {
         for companion in &companions.present {
             let status = recorded.status_of(companion);
             is_final &= status.is_some_and(|status| {
-                let is_written = self.report_grant(companion, &status);
+                let is_written = self.report_grant(known, companion, &status);
                 is_written && matches!(status, GrantStatus::Granted | GrantStatus::Released)
             });
         }
@@ -445,10 +419,15 @@ impl<E: Effects> Task<E> {
     }
 
     /// Reports what became of a companion. Returns whether that is written.
-    fn report_grant(&self, companion: &Companion, status: &GrantStatus) -> bool {
+    fn report_grant(
+        &self,
+        known: &Found<Known>,
+        companion: &Companion,
+        status: &GrantStatus,
+    ) -> bool {
         let (reporter, pool) = (&self.claims.reporter, &self.claims.pool);
-        let found = self.found.get(&companion.claim.uid);
-        found.is_some_and(|found| reporter.grant(found, companion, pool, status))
+        let known = known.get(&companion.claim.uid);
+        known.is_some_and(|known| reporter.grant(&known.claim, companion, pool, status))
     }
 
     /// Returns the claims that have grants, that the watch does not show, and that may be companions all the same: one that has

@@ -4,7 +4,7 @@
 //! each write is refused if the claim has changed since. Without claims that have the label, and without shares that are
 //! suspended, nothing is read.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +18,13 @@ use drava_api::names;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::labelled::{self, Follower};
+use super::labelled::{self, Follower, Found};
 use crate::agent::node::usage_region::ReadBuffer;
 use crate::gpus::inventory::{Node, State};
-use crate::kubelet::claims::{ClaimService, blocking};
+use crate::kubelet::claims::{ClaimService, blocking, has_devices_of};
 use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::limits_page::Page;
 use crate::prepare::effects::Effects;
@@ -58,6 +57,9 @@ const MAX_REST: Duration = Duration::from_secs(600);
 /// Time limit of a write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest read of a claim whose processes stand still and are not suspended yet. Without an answer they are let go.
+const LOCKED_FETCH: Duration = Duration::from_millis(500);
+
 /// Most steps of one review; more than any suspension takes.
 const MAX_STEPS: u32 = 32;
 
@@ -70,18 +72,14 @@ pub(super) async fn run<E: Effects>(
     node: SuspendNode,
     stop: CancellationToken,
 ) {
-    let client = claims.client.clone();
     let selector = format!("{}={}", names::SUSPEND_LABEL, names::SUSPEND);
-    labelled::follow(client, &selector, Task::new(claims, node), stop).await;
+    let task = Task::new(Arc::clone(&claims), node);
+    labelled::follow(&claims, &selector, task, stop).await;
 }
 
 struct Task<E> {
     claims: Arc<ClaimService<E>>,
     node: SuspendNode,
-    /// Claims with the label, of a list that is not complete.
-    listed: BTreeSet<ClaimUid>,
-    /// Claims with the label, of all nodes; `None` until one list was complete.
-    labelled: Option<BTreeSet<ClaimUid>>,
     /// Claims of this node that are to be suspended, or to be resumed; `None` until the records were read.
     followed: Option<BTreeMap<ClaimUid, Followed>>,
     /// Whether all of them could be read.
@@ -174,35 +172,29 @@ impl Followed {
 }
 
 impl<E: Effects> Follower for Task<E> {
-    /// Applies an event of the watch, which shows all claims with the label, readable or not. Returns whether a review is due.
-    fn apply(&mut self, event: watcher::Event<Listed<ResourceClaim>>) -> bool {
-        match event {
-            watcher::Event::Init => self.listed.clear(),
-            watcher::Event::InitApply(claim) => self.listed.extend(uid(metadata(&claim))),
-            watcher::Event::InitDone => {
-                self.labelled = Some(std::mem::take(&mut self.listed));
-                return true;
-            }
-            watcher::Event::Apply(claim) => {
-                let labelled = self.labelled.get_or_insert_default();
-                labelled.extend(uid(metadata(&claim)));
-                self.expedite(metadata(&claim));
-                return true;
-            }
-            watcher::Event::Delete(claim) => {
-                if let (Some(labelled), Some(uid)) = (&mut self.labelled, uid(metadata(&claim))) {
-                    labelled.remove(&uid);
-                }
-                self.expedite(metadata(&claim));
-                return true;
-            }
-        }
-        false
+    /// A share without a record has no state on the node.
+    const SWEEPS: bool = false;
+
+    /// Resource version.
+    type Kept = Option<String>;
+
+    /// Keeps claims with devices of this node, readable or not.
+    fn keep(&self, claim: Listed<ResourceClaim>) -> Option<Self::Kept> {
+        let is_own = has_devices_of(&self.claims.pool, &claim);
+        is_own.then(|| labelled::metadata(&claim).resource_version.clone())
     }
 
-    /// Looks at the claims that are due. Returns when the next one is due.
-    async fn review(&mut self) -> Option<Instant> {
-        let labelled = self.labelled.clone()?;
+    /// Makes the next review of a claim due.
+    fn changed(&mut self, uid: &ClaimUid) {
+        let followed = self.followed.as_mut();
+        if let Some(followed) = followed.and_then(|followed| followed.get_mut(uid)) {
+            followed.due = Instant::now();
+        }
+    }
+
+    /// Looks at the claims that are due. Returns when the next one is due. Claims with a state on this node need no watch: what was
+    /// locked before a restart is undone also while the API server is away.
+    async fn review(&mut self, found: Option<&Found<Self::Kept>>) -> Option<Instant> {
         let known = self.followed.take();
         // A record that cannot be read may be that of a suspended claim, until it is repaired.
         let mut followed: BTreeMap<ClaimUid, Followed> = match known {
@@ -225,7 +217,7 @@ impl<E: Effects> Follower for Task<E> {
                 }
             },
         };
-        for uid in &labelled {
+        for uid in found.into_iter().flat_map(Found::keys) {
             let store = self.claims.applier.store();
             if !followed.contains_key(uid) && store.version(uid).is_some() {
                 followed.insert(uid.clone(), Followed::new());
@@ -268,8 +260,6 @@ impl<E: Effects> Task<E> {
         Self {
             claims,
             node,
-            listed: BTreeSet::new(),
-            labelled: None,
             followed: None,
             are_records_read: false,
             error: None,
@@ -286,14 +276,6 @@ impl<E: Effects> Task<E> {
                 claim.undemanded = None;
                 claim.due = Instant::now();
             }
-        }
-    }
-
-    /// Makes the next review of a claim due.
-    fn expedite(&mut self, metadata: &ObjectMeta) {
-        let followed = self.followed.as_mut().zip(uid(metadata));
-        if let Some(followed) = followed.and_then(|(followed, uid)| followed.get_mut(&uid)) {
-            followed.due = Instant::now();
         }
     }
 
@@ -338,15 +320,19 @@ impl<E: Effects> Task<E> {
             let State::Known(node) = self.claims.gpus.borrow().clone() else {
                 return Err("the GPUs of the node are not known".to_owned());
             };
-            let fetched = self.claims.fetch(&record.claim).await;
             // What was locked and not promised to others is undone without the API server.
             let shares = record.devices.iter().filter_map(Prepared::share);
             let mut suspensions = shares.filter_map(|share| share.suspension.as_ref());
             let can_undo = suspensions.any(|recorded| recorded.phase == Phase::Suspending);
+            let fetch = self.claims.fetch(&record.claim);
+            let fetched = match can_undo {
+                true => tokio::time::timeout(LOCKED_FETCH, fetch).await.ok(),
+                false => Some(fetch.await),
+            };
             let fetched = match fetched {
-                Ok(fetched) => fetched,
-                Err(_) if can_undo => None,
-                Err(error) => return Err(describe(&error)),
+                Some(Ok(fetched)) => fetched,
+                Some(Err(error)) if !can_undo => return Err(describe(&error)),
+                Some(Err(_)) | None => None,
             };
             let is_same = |claim: &ResourceClaim| self::uid(&claim.metadata).as_ref() == Some(uid);
             let claim = fetched.filter(is_same);
@@ -690,13 +676,6 @@ fn is_labelled(claim: &ResourceClaim) -> bool {
     let labels = claim.metadata.labels.as_ref();
     let value = labels.and_then(|labels| labels.get(names::SUSPEND_LABEL));
     value.is_some_and(|value| value == names::SUSPEND)
-}
-
-fn metadata(claim: &Listed<ResourceClaim>) -> &ObjectMeta {
-    match claim {
-        Listed::Object(claim) => &claim.metadata,
-        Listed::Unreadable(claim) => &claim.metadata,
-    }
 }
 
 fn uid(metadata: &ObjectMeta) -> Option<ClaimUid> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
+use drava_api::names;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -83,6 +84,26 @@ pub(crate) fn cached_list() -> ListParams {
     ListParams::default()
         .matching(VersionMatch::NotOlderThan)
         .at("0")
+}
+
+/// Returns whether a claim, readable or not, has devices of this pool.
+pub(crate) fn has_devices_of(pool: &str, claim: &Listed<ResourceClaim>) -> bool {
+    let is_own = |driver: &str, of: &str| driver == names::DRIVER && of == pool;
+    match claim {
+        Listed::Object(claim) => {
+            let status = claim.status.as_ref();
+            let allocation = status.and_then(|status| status.allocation.as_ref());
+            let devices = allocation.and_then(|allocation| allocation.devices.as_ref());
+            let mut results = devices
+                .iter()
+                .flat_map(|devices| devices.results.iter().flatten());
+            results.any(|result| is_own(&result.driver, &result.pool))
+        }
+        Listed::Unreadable(claim) => {
+            let mut devices = claim.devices.iter();
+            devices.any(|device| is_own(&device.driver, &device.pool))
+        }
+    }
 }
 
 /// The node cannot prepare claims at present.

@@ -13,7 +13,6 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
-use drava_api::names;
 use drava_cdi::SpecDir;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -25,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::gpus::inventory::State;
 use crate::kubelet::claims::{
     ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking, cached_list,
+    has_devices_of,
 };
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::files;
@@ -395,24 +395,18 @@ impl<E: Effects> Reconciler<E> {
     /// Returns the claim if devices of this node are allocated to it and it is reserved. A claim that this build cannot read
     /// counts as reserved.
     fn holder(&self, claim: &Listed<ResourceClaim>) -> Option<ClaimRef> {
-        let is_own = |driver: &str, pool: &str| driver == names::DRIVER && pool == self.claims.pool;
-        let claim = match claim {
-            Listed::Object(claim) => claim,
-            Listed::Unreadable(claim) => {
-                let mut devices = claim.devices.iter();
-                let is_held = devices.any(|device| is_own(&device.driver, &device.pool));
-                return is_held.then(|| claim_ref(&claim.metadata)).flatten();
+        if !has_devices_of(&self.claims.pool, claim) {
+            return None;
+        }
+        match claim {
+            Listed::Unreadable(claim) => claim_ref(&claim.metadata),
+            Listed::Object(claim) => {
+                let mut pods = claim
+                    .status
+                    .iter()
+                    .flat_map(|status| status.reserved_for.iter().flatten());
+                pods.next().and_then(|_| claim_ref(&claim.metadata))
             }
-        };
-        let status = claim.status.as_ref()?;
-        let devices = status.allocation.as_ref()?.devices.as_ref()?;
-        let mut results = devices.results.iter().flatten();
-        let is_on_this_node = results.any(|result| is_own(&result.driver, &result.pool));
-        let mut pods = status.reserved_for.iter().flatten();
-        if is_on_this_node && pods.next().is_some() {
-            claim_ref(&claim.metadata)
-        } else {
-            None
         }
     }
 

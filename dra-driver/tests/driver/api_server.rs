@@ -50,6 +50,8 @@ struct Objects {
     reads: BTreeMap<String, usize>,
     /// Path and query of all lists.
     lists: Vec<(String, String)>,
+    /// Paths of all watches.
+    watched: Vec<String>,
     /// All changes, in order.
     changes: Vec<Change>,
     /// Whether the API server has the resource definition of node profiles.
@@ -305,9 +307,16 @@ impl ApiServer {
         self.objects().reads.get(&path).copied().unwrap_or(0)
     }
 
-    /// Returns how often a collection was listed.
+    /// Returns how often a collection was listed, by other lists than those of a label.
     pub(crate) fn lists(&self, collection: &str) -> usize {
-        self.objects().reads.get(collection).copied().unwrap_or(0)
+        let queries = self.list_queries(collection).into_iter();
+        let of_all = queries.filter(|query| !query.contains("labelSelector"));
+        of_all.count()
+    }
+
+    /// Returns the paths of all watches that were started.
+    pub(crate) fn watched(&self) -> Vec<String> {
+        self.objects().watched.clone()
     }
 
     /// Returns the queries of all lists of a collection.
@@ -346,9 +355,6 @@ impl ApiServer {
 
     fn notify_watches(&self, objects: &mut Objects, path: &str, kind: &str, object: &Value) {
         let (collection, _) = path.rsplit_once('/').unwrap();
-        // Claims are watched in all namespaces.
-        let is_claim = collection.ends_with("/resourceclaims");
-        let collection = if is_claim { CLAIMS } else { collection };
         let change = Change {
             version: objects.version,
             collection: collection.to_owned(),
@@ -382,6 +388,7 @@ impl ApiServer {
                 let mut objects = self.objects();
                 *objects.reads.entry(path.to_owned()).or_default() += 1;
                 if [SLICES, CLAIMS, NODES].contains(&path)
+                    || path.ends_with("/resourceclaims")
                     || path == PROFILES && objects.has_profiles
                 {
                     let query = uri.query().unwrap_or_default();
@@ -487,12 +494,17 @@ impl ApiServer {
     }
 
     fn watch(&self, path: &str, query: &str) -> Response {
-        let (path, selector) = (path.to_owned(), query.to_owned());
+        let (of, path, selector) = (path, path.to_owned(), query.to_owned());
         let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
         let since: u64 = since.unwrap_or(0);
+        // A collection of claims of one namespace, or of all.
+        let is_in = move |collection: &str| {
+            collection == path || path == CLAIMS && collection.ends_with("/resourceclaims")
+        };
         // Under one lock, so that no change is between both.
         let (missed, later) = {
-            let objects = self.objects();
+            let mut objects = self.objects();
+            objects.watched.push(of.to_owned());
             let missed = objects
                 .changes
                 .iter()
@@ -504,7 +516,7 @@ impl ApiServer {
             .chain(later)
             .filter_map(move |change| {
                 let change = change.ok().filter(|change| {
-                    change.collection == path && is_selected(&change.event["object"], &selector)
+                    is_in(&change.collection) && is_selected(&change.event["object"], &selector)
                 });
                 // The type comes first, as from the API server.
                 let line = |Change { event, .. }: Change| {
@@ -534,7 +546,7 @@ fn list(objects: &Objects, path: &str, query: &str) -> Response {
     let resource = path.rsplit_once('/').unwrap().1;
     let group = path.trim_end_matches(resource);
     let wanted = |key: &str| {
-        // Claims are listed in all namespaces.
+        // Those of a namespace, or of all.
         key.starts_with(group) && key.split('/').rev().nth(1) == Some(resource)
     };
     let items: Vec<_> = objects

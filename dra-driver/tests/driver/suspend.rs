@@ -274,3 +274,55 @@ async fn lost_process_is_killed_with_an_event_and_its_share_resumed() {
     assert!(found[0].1.starts_with(&expected), "{}", found[0].1);
     running.stop().await;
 }
+
+/// The same, with processes that come back.
+fn restoring_libcuda(files: &TempDir, state: &Path) -> PathBuf {
+    let program = libcuda(files, state);
+    let text = fs::read_to_string(&program).unwrap();
+    let state = state.display();
+    let text = text
+        .replace("echo cuda 304; exit", &format!("echo locked > {state}"))
+        .replace("echo cuda 401; exit", &format!("echo running > {state}"));
+    fs::write(&program, text).unwrap();
+    program
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_a_killed_driver_left_locked_go_on_without_the_api_server() {
+    let cluster = cluster().await;
+    let files = tempfile::tempdir().unwrap();
+    let state = files.path().join("state");
+    let config = || Config {
+        program: restoring_libcuda(&files, &state),
+        ..cluster.config()
+    };
+    let running = cluster.start_with(config(), cluster.source());
+    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let share = [Share(0, "8Gi", "30")];
+    put(&cluster, 1, &share, &allowed(), false);
+    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+    let mut program = Command::new("sleep").arg("600").spawn().unwrap();
+    let directory = cluster.node.start_process(program.id(), 1);
+    list(&cluster, program.id());
+    put(&cluster, 1, &share, &allowed(), true);
+    // NVML shows its memory all the time, so it is not suspended yet.
+    let has_state = |wanted: &str| fs::read_to_string(&state).is_ok_and(|state| state == wanted);
+    eventually("the checkpoint", || {
+        has_state("checkpointed\n").then_some(())
+    })
+    .await;
+    running.kill().await;
+    cluster.api.set_down(true);
+    let running = cluster.start_with(config(), cluster.source());
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    eventually("the end of its lock", || {
+        has_state("running\n").then_some(())
+    })
+    .await;
+    cluster.api.set_down(false);
+    running.kill().await;
+    program.kill().unwrap();
+    program.wait().unwrap();
+    fs::remove_dir_all(directory).unwrap();
+}

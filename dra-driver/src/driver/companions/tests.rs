@@ -5,11 +5,13 @@ use drava_api::listed::Unreadable;
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use super::change::tests::{POOL, TestNode, grant};
 use super::*;
+use crate::driver::labelled::Labelled;
 use crate::kubelet::claims::HeldInstances;
 use crate::node::options::Delivery;
 use crate::prepare::effects::NodeEffects;
@@ -25,6 +27,7 @@ type Answers = Arc<Mutex<BTreeMap<String, (u16, Value)>>>;
 struct Fixture {
     node: TestNode,
     task: Task<NodeEffects>,
+    labelled: Labelled<Known>,
     answers: Answers,
     /// Paths of the claims whose status was written.
     written: Arc<Mutex<Vec<String>>>,
@@ -60,11 +63,13 @@ impl Fixture {
             node.layout.clone(),
             FollowedRecords::default(),
         );
-        task.apply(watcher::Event::Init);
-        task.apply(watcher::Event::InitDone);
+        let mut labelled = Labelled::of_namespace("default");
+        labelled.apply("default", Event::Init, &mut task);
+        labelled.apply("default", Event::InitDone, &mut task);
         Self {
             node,
             task,
+            labelled,
             answers,
             written,
             _gpus: gpus,
@@ -78,7 +83,15 @@ impl Fixture {
 
     /// Observes the companion, changed at a JSON pointer.
     fn observe(&mut self, pointer: &str, value: Value) -> bool {
-        self.task.apply(applied(companion(pointer, value)))
+        self.apply(applied(companion(pointer, value)))
+    }
+
+    fn apply(&mut self, event: Event<Listed<ResourceClaim>>) -> bool {
+        self.labelled.apply("default", event, &mut self.task)
+    }
+
+    async fn review(&mut self) -> Option<Instant> {
+        self.task.review(self.labelled.found()).await
     }
 
     async fn unknown(&self) -> Result<usize, String> {
@@ -138,8 +151,8 @@ fn companion(pointer: &str, value: Value) -> Value {
     claim
 }
 
-fn applied(claim: Value) -> watcher::Event<Listed<ResourceClaim>> {
-    watcher::Event::Apply(Listed::Object(serde_json::from_value(claim).unwrap()))
+fn applied(claim: Value) -> Event<Listed<ResourceClaim>> {
+    Event::Apply(Listed::Object(serde_json::from_value(claim).unwrap()))
 }
 
 /// The companion without the ID of its share, which this build cannot use.
@@ -179,12 +192,13 @@ async fn companion_without_base_is_released_when_nothing_has_its_capacity() {
     let base = ClaimUid::parse(BASE).unwrap();
     let limits = fixture.node.layout.claim(&base);
     fs::create_dir_all(&limits).unwrap();
-    assert!(fixture.task.review().await.is_some());
+    assert!(fixture.review().await.is_some());
     let release = async || {
-        let found = fixture.task.found.values();
-        let found = found.filter_map(|claim| companion::read(claim, POOL).unwrap());
+        let known = fixture.labelled.found().unwrap();
+        let found = known.values().map(|known| known.companion.clone());
         let found: Vec<Companion> = found.collect();
-        fixture.task.release_without_base(&base, &found).await
+        let task = &fixture.task;
+        task.release_without_base(known, &base, &found).await
     };
     let other = fixture.node.prepare(9, [grant(2, 4)]);
     fs::remove_dir_all(limits).unwrap();
@@ -202,7 +216,7 @@ async fn companion_without_base_is_released_when_nothing_has_its_capacity() {
 async fn companion_without_base_is_left_alone() {
     let mut fixture = Fixture::new();
     fixture.observe("", json!(null));
-    assert_eq!(fixture.task.review().await, None);
+    assert_eq!(fixture.review().await, None);
 }
 
 #[tokio::test]
@@ -217,15 +231,15 @@ async fn companion_that_cannot_be_read_is_forgotten() {
         })
     };
     for event in [
-        watcher::Event::Apply(Listed::Unreadable(unreadable())),
-        watcher::Event::Delete(Listed::Unreadable(unreadable())),
+        Event::Apply(Listed::Unreadable(unreadable())),
+        Event::Delete(Listed::Unreadable(unreadable())),
         applied(companion(INCOMPLETE, json!(null))),
     ] {
         let mut fixture = Fixture::new();
         assert!(fixture.observe("", json!(null)));
         assert!(!fixture.observe("", json!(null)), "no change");
-        assert!(fixture.task.apply(event));
-        assert!(fixture.task.found.is_empty());
+        assert!(fixture.apply(event));
+        assert!(fixture.labelled.found().unwrap().is_empty());
     }
 }
 
