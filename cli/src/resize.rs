@@ -25,6 +25,12 @@ mod wait;
 
 pub(crate) use wait::newest as newest_event;
 
+/// Time until a resize looks at the share again that met another one.
+const CONFLICT: Duration = Duration::from_millis(250);
+
+/// Longest part of a claim's name in the names of its companions, bytes; a name has at most 253.
+const LONGEST_BASE: usize = 230;
+
 /// Arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -181,51 +187,41 @@ pub(crate) async fn run(
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     let pod: Pod = tenant::get(client, namespace, name).await?;
     share::check_runs(&pod)?;
-    let all: Vec<ResourceClaim> = tenant::list(client, namespace).await?;
-    let selected = (options.claim.as_deref(), options.request.as_deref());
-    let share = share::find(&pod, &all, selected)?;
-    let before = share.total();
-    let wanted = Amounts {
-        memory_bytes: options
-            .memory
-            .map_or(Some(before.memory_bytes), |memory| {
-                memory.to_u64_rounded_up()
-            })
-            .context("--memory is out of range")?,
-        cores: options.cores.unwrap_or(before.cores),
-    };
-    ensure!(
-        wanted.memory_bytes >= MIB,
-        "--memory {} is less than 1Mi: did you mean {}Mi?",
-        wanted.memory_bytes,
-        wanted.memory_bytes
-    );
-    let wanted = Amounts {
-        // As the devices count it.
-        memory_bytes: wanted.memory_bytes.next_multiple_of(MIB),
-        ..wanted
-    };
-    let plan = plan(&share, wanted)?;
-    if plan.add.is_some() {
-        share::check_grows(&pod, &share.base)?;
-    }
-    if !options.dry_run {
-        check_order(&plan, options.timeout)?;
-    }
-    let companion = plan.add.map(|add| companion(&pod, &share, add));
-    let mut created = companion;
-    if !options.dry_run {
-        let deadline = Instant::now() + Duration::from_secs(options.timeout);
-        if let Some(companion) = created.take() {
-            let companion: ResourceClaim = serde_json::from_value(companion)?;
-            let stored = claims.create(&PostParams::default(), &companion).await;
-            let action = format!("create resourceclaims in namespace {namespace}");
-            let stored = stored.map_err(|error| tenant::refused(error, &action))?;
-            if options.timeout > 0 {
-                wait::for_growth(client, &claims, &stored, deadline).await?;
-            }
-            created = Some(json!({"name": stored.name_any()}));
+    let deadline = Instant::now() + Duration::from_secs(options.timeout);
+    let (change, created) = loop {
+        let change = Change::of(client, namespace, &pod, options).await?;
+        let Some(companion) = change.companion.clone() else {
+            break (change, None);
+        };
+        if options.dry_run {
+            break (change, Some(companion));
         }
+        let companion: ResourceClaim = serde_json::from_value(companion)?;
+        match claims.create(&PostParams::default(), &companion).await {
+            Ok(stored) => {
+                if options.timeout > 0 {
+                    wait::for_growth(client, &claims, &stored, deadline).await?;
+                }
+                break (change, Some(json!({"name": stored.name_any()})));
+            }
+            // Another resize has added to the share meanwhile: this one goes on from there.
+            Err(kube::Error::Api(status)) if status.code == 409 && Instant::now() < deadline => {
+                tokio::time::sleep(CONFLICT).await;
+            }
+            Err(error) => {
+                let action = format!("create resourceclaims in namespace {namespace}");
+                return Err(tenant::refused(error, &action));
+            }
+        }
+    };
+    let Change {
+        share,
+        before,
+        wanted,
+        plan,
+        ..
+    } = change;
+    if !options.dry_run {
         for name in &plan.delete {
             let deleted = claims.delete(name, &DeleteParams::default()).await;
             let action = format!("delete resourceclaim {name} in namespace {namespace}");
@@ -250,15 +246,86 @@ pub(crate) async fn run(
     })
 }
 
+/// The change of a share.
+struct Change {
+    share: Share,
+    before: Amounts,
+    wanted: Amounts,
+    plan: Plan,
+    /// The companion that is to be created.
+    companion: Option<Value>,
+}
+
+impl Change {
+    /// Reads the claims of the namespace, and plans the change.
+    async fn of(
+        client: &Client,
+        namespace: &str,
+        pod: &Pod,
+        options: &Options,
+    ) -> anyhow::Result<Self> {
+        let all: Vec<ResourceClaim> = tenant::list(client, namespace).await?;
+        let selected = (options.claim.as_deref(), options.request.as_deref());
+        let share = share::find(pod, &all, selected)?;
+        let before = share.total();
+        let wanted = Amounts {
+            memory_bytes: options
+                .memory
+                .map_or(Some(before.memory_bytes), |memory| {
+                    memory.to_u64_rounded_up()
+                })
+                .context("--memory is out of range")?,
+            cores: options.cores.unwrap_or(before.cores),
+        };
+        ensure!(
+            wanted.memory_bytes >= MIB,
+            "--memory {} is less than 1Mi: did you mean {}Mi?",
+            wanted.memory_bytes,
+            wanted.memory_bytes
+        );
+        let wanted = Amounts {
+            // As the devices count it.
+            memory_bytes: wanted
+                .memory_bytes
+                .checked_next_multiple_of(MIB)
+                .context("--memory is out of range")?,
+            ..wanted
+        };
+        let plan = plan(&share, wanted)?;
+        if plan.add.is_some() {
+            share::check_grows(pod, &share.base)?;
+        }
+        if !options.dry_run {
+            check_order(&plan, options.timeout)?;
+        }
+        let name = companion_name(&share.base.name_any(), &all);
+        let companion = plan.add.map(|add| companion(pod, &share, &name, add));
+        Ok(Self {
+            share,
+            before,
+            wanted,
+            plan,
+            companion,
+        })
+    }
+}
+
+/// Returns the name of the next companion of a claim. Two resizes at the same time choose the same name, so the API server refuses one.
+fn companion_name(base: &str, all: &[ResourceClaim]) -> String {
+    let prefix = format!("{}-more-", base.get(..LONGEST_BASE).unwrap_or(base));
+    let number = |claim: &ResourceClaim| claim.name_any().strip_prefix(&prefix)?.parse().ok();
+    let last: u32 = all.iter().filter_map(number).max().unwrap_or_default();
+    format!("{prefix}{}", last.saturating_add(1))
+}
+
 /// Returns the companion that adds these amounts to a share.
-fn companion(pod: &Pod, share: &Share, add: Amounts) -> Value {
-    let base = share.base.name_any();
+fn companion(pod: &Pod, share: &Share, name: &str, add: Amounts) -> Value {
     let memory = format!("{}Mi", add.memory_bytes.div_ceil(MIB));
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {
-            "generateName": format!("{base}-more-"),
+            "name": name,
             "namespace": share.base.namespace(),
             "labels": {names::COMPANION_LABEL: share.base.uid()},
             "ownerReferences": [{

@@ -207,6 +207,9 @@ pub(crate) async fn run(
         0 => None,
         _ => Some(Events::before_request(client, &pod, &claim).await),
     };
+    if !is_suspended_wished && suspension::is_for_idleness(&claim.metadata) {
+        take_over(client, namespace, &claim, deadline).await?;
+    }
     let written = write_wish(client, namespace, &claim, is_suspended_wished).await?;
     let claim_name = claim.name_any();
     let report = |state, message| Report {
@@ -244,6 +247,32 @@ pub(crate) async fn run(
             bail!("the share was not resumed in time: {why}. It is resumed as soon as it can be")
         }
     }
+}
+
+/// Makes the suspension of an idle share that of the user, who can then end it: until then only a call of CUDA does.
+async fn take_over(
+    client: &Client,
+    namespace: &str,
+    claim: &ResourceClaim,
+    deadline: Instant,
+) -> anyhow::Result<()> {
+    let name = claim.name_any();
+    let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
+    let action = format!("get resourceclaim {name} in namespace {namespace}");
+    let mut claim = write_wish(client, namespace, claim, true).await?;
+    while suspension::is_for_idleness(&claim.metadata) {
+        if Instant::now() >= deadline {
+            write_wish(client, namespace, &claim, false).await?;
+            bail!(
+                "the share of claim {name} is suspended because it was idle, and the controller has not handed it over in time \
+                 (--timeout); its programs go on when one of them calls CUDA"
+            );
+        }
+        tokio::time::sleep(POLL).await;
+        let read = claims.get(&name).await;
+        claim = read.map_err(|error| tenant::refused(error, &action))?;
+    }
+    Ok(())
 }
 
 /// Writes the wish in the claim.

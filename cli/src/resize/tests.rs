@@ -1,3 +1,4 @@
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::from_value;
 
 use super::share::{check_grows, check_runs, find, unsettled};
@@ -414,4 +415,22 @@ fn says_what_is_not_known_to_have_happened() {
     };
     assert!(report(true).contains("of claim base has 12288 MiB"));
     assert!(report(false).contains("of claim base is to have 12288 MiB"));
+}
+
+#[test]
+fn companions_are_numbered() {
+    let named = |name: &str| ResourceClaim {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..ResourceClaim::default()
+    };
+    let all = ["c-more-2", "c-more-10", "c-more-x", "d-more-90", "c"].map(named);
+    assert_eq!(companion_name("c", &all), "c-more-11");
+    assert_eq!(companion_name("e", &all), "e-more-1");
+    let long = "n".repeat(253);
+    let first = companion_name(&long, &[]);
+    assert!(first.len() < 253, "{first}");
+    assert!(companion_name(&long, &[named(&first)]).ends_with("-more-2"));
 }

@@ -1,7 +1,7 @@
 //! Answers of `suspend` and `resume`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -212,4 +212,58 @@ fn refuses_pods_without_a_share_of_their_own() {
         assert_eq!(printed.stderr, format!("error: {message}\n"));
         assert!(!is_requested.load(Ordering::SeqCst), "nothing is written");
     }
+}
+
+/// A share that the controller has suspended because it was idle.
+fn suspended_for_idleness() -> Share {
+    let mut share = Share::idle();
+    share.claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    share.claim["metadata"]["annotations"] = json!({"gpu.drava.dev/suspended-for": "idle"});
+    share
+}
+
+#[test]
+fn resume_takes_over_a_share_that_was_idle() {
+    let share = suspended_for_idleness();
+    let patches = Arc::new(AtomicUsize::new(0));
+    let written = Arc::clone(&patches);
+    let printed = run(
+        move |method, path| {
+            let is_claim = path.contains("/resourceclaims/c");
+            if method == "PATCH" {
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+            match written.load(Ordering::SeqCst) {
+                0 => share.answer("GET", path),
+                // The controller hands it over after the request is read once more.
+                1 if method == "PATCH" => (200, share.claim.clone()),
+                1 if is_claim => {
+                    let mut claim = share.claim.clone();
+                    claim["metadata"]["annotations"] =
+                        json!({"gpu.drava.dev/suspend-requested": "true"});
+                    (200, claim)
+                }
+                _ if is_claim => (200, share.requested.clone()),
+                _ => share.answer("GET", path),
+            }
+        },
+        &["resume", "p", "--timeout", "30"],
+    );
+    assert_eq!(
+        printed.stdout, "pod a/p: share of claim c: running\n",
+        "{printed:?}"
+    );
+    assert_eq!(patches.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn resume_says_how_a_share_that_was_idle_goes_on_otherwise() {
+    let mut share = suspended_for_idleness();
+    share.requested = share.claim.clone();
+    let printed = share.run(&["resume", "p", "--timeout", "0"]);
+    assert_eq!(
+        printed.stderr,
+        "error: the share of claim c is suspended because it was idle, and the controller has not handed it over in time (--timeout); \
+         its programs go on when one of them calls CUDA\n"
+    );
 }

@@ -461,7 +461,7 @@ fn resizes_at_the_same_time_lose_nothing() -> Result<()> {
             "{outcome:?}"
         );
     }
-    // Both may have added their part: the sum is what the companions say.
+    // As after one of them alone, or after both in turn: they do not add up.
     let sum: u64 = companions(&tenant)?
         .iter()
         .map(|claim| {
@@ -473,6 +473,7 @@ fn resizes_at_the_same_time_lose_nothing() -> Result<()> {
             }
         })
         .sum();
+    ensure!((1024..=2048).contains(&sum), "{:?}", companions(&tenant)?);
     wait("the share has what its companions add", || {
         Ok((total_mib(&tenant, "grow")? == 2048 + sum).then_some(()))
     })?;
