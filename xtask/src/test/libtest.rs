@@ -97,15 +97,27 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// The line that says why: a compiler's first error, or the message of the first panic.
+    /// The line that says why: a compiler's first error, the message of the first panic, or the first cause of the error that the
+    /// test returned.
     pub(crate) fn cause(&self) -> Option<&str> {
-        let mut lines = self.output.iter().map(|line| line.trim());
-        let first =
-            lines.find(|line| line.starts_with("error") || line.contains(" panicked at "))?;
-        if first.starts_with("error") {
-            return Some(first);
+        let lines = || self.output.iter().map(|line| line.trim());
+        let mut rest = lines();
+        let first = rest.find(|line| line.starts_with("error") || line.contains(" panicked at "));
+        match first {
+            Some(first) if first.starts_with("error") => return Some(first),
+            Some(_) => return rest.find(|line| !line.is_empty()),
+            None => {}
         }
-        lines.find(|line| !line.is_empty())
+        let mut causes = lines().skip_while(|line| *line != "Caused by:").skip(1);
+        causes
+            .find(|line| !line.is_empty())
+            .or_else(|| lines().find(|line| line.starts_with("Error: ")))
+    }
+
+    /// The output without the stack of the error that the test returned, which ends in the test itself.
+    pub(crate) fn story(&self) -> impl Iterator<Item = &str> {
+        let lines = self.output.iter().map(String::as_str);
+        lines.take_while(|line| line.trim() != "Stack backtrace:")
     }
 }
 

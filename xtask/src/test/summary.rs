@@ -25,7 +25,7 @@ pub(super) fn print(reports: &[Report]) -> Outcome {
     }
     for failure in &total.failures {
         eprintln!("---- {} ----", failure.test);
-        for line in &failure.output {
+        for line in failure.story() {
             eprintln!("    {line}");
         }
     }

@@ -185,3 +185,17 @@ fn names_cause_of_failure() {
     assert_eq!(cause_of(&test).unwrap(), "left 1");
     assert_eq!(cause_of(&["no line of an error"]), None);
 }
+
+#[test]
+fn says_why_a_test_returned_an_error() {
+    let failure = |output: &str| Failure {
+        test: "t".to_owned(),
+        output: output.lines().map(str::to_owned).collect(),
+    };
+    let story = "Error: pod p\n\nCaused by:\n    not within 240 s: pod p runs\n";
+    let with_stack = failure(&format!("{story}\nStack backtrace:\n   0: f\n"));
+    assert_eq!(with_stack.cause(), Some("not within 240 s: pod p runs"));
+    assert_eq!(with_stack.story().count(), 5);
+    assert_eq!(failure("Error: odd\n").cause(), Some("Error: odd"));
+    assert_eq!(failure("").cause(), None);
+}
