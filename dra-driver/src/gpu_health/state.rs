@@ -14,7 +14,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use drava_api::xid::{self, XidClass, XidPolicy};
-use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Status};
+use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Sensor, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::node::options::HealthOptions;
@@ -196,15 +196,15 @@ pub enum Scope {
     Slices(Placement),
 }
 
-/// Answer of NVML about the health of a GPU; `None` where the GPU or the NVIDIA driver reports nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Answer of NVML about the health of a GPU. What a failed query reported before stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Requested recovery action.
-    pub action: Option<RecoveryAction>,
+    pub action: Sensor<RecoveryAction>,
     /// Registration with the NVLink fabric.
-    pub fabric: Option<FabricState>,
+    pub fabric: Sensor<FabricState>,
     /// Repair of faulty memory.
-    pub memory_repair: Option<MemoryRepair>,
+    pub memory_repair: Sensor<MemoryRepair>,
 }
 
 /// What was observed of a GPU.
@@ -347,9 +347,13 @@ impl GpuState {
     pub fn observe(&mut self, observation: &Observation, rules: &Rules, now: Instant) {
         match observation {
             Observation::Answer(answer) => {
-                let needs = answer.action.and_then(Fault::of_action);
+                let needs = match answer.action {
+                    Sensor::Value(action) => Fault::of_action(action),
+                    Sensor::Absent => None,
+                    Sensor::Failed(_) => self.requested(),
+                };
                 self.answer(needs, rules, now);
-                self.set_reported(*answer, now);
+                self.set_reported(answer, now);
             }
             Observation::Refusal(Status::GpuLost) | Observation::Missing => {
                 self.contact = Contact::Gone;
@@ -393,13 +397,21 @@ impl GpuState {
         }
     }
 
+    /// Returns the fault of the action that the NVIDIA driver requested last.
+    const fn requested(&self) -> Option<Fault> {
+        match self.contact {
+            Contact::Answering { needs, .. } => needs,
+            Contact::Gone => None,
+        }
+    }
+
     fn recover(&mut self) {
         self.faults.clear();
         self.unknown_xids.clear();
     }
 
     /// Sets what an answer reports.
-    fn set_reported(&mut self, answer: Answer, now: Instant) {
+    fn set_reported(&mut self, answer: &Answer, now: Instant) {
         if let Contact::Answering {
             reports_actions,
             fabric_waits_since,
@@ -407,13 +419,19 @@ impl GpuState {
             ..
         } = &mut self.contact
         {
-            *reports_actions = answer.action.is_some();
-            *repair = answer.memory_repair.unwrap_or_default();
+            // Without its answer, time alone is no recovery.
+            *reports_actions = answer.action.value().is_some();
+            *repair = match answer.memory_repair {
+                Sensor::Value(repair) => repair,
+                Sensor::Absent => MemoryRepair::default(),
+                Sensor::Failed(_) => *repair,
+            };
             *fabric_waits_since = match answer.fabric {
-                None | Some(FabricState::Completed) => None,
-                Some(
+                Sensor::Absent | Sensor::Value(FabricState::Completed) => None,
+                Sensor::Value(
                     FabricState::NotStarted | FabricState::InProgress | FabricState::Failed(_),
                 ) => fabric_waits_since.or(Some(now)),
+                Sensor::Failed(_) => *fabric_waits_since,
             };
         }
     }

@@ -348,6 +348,39 @@ async fn taints_gpu_without_its_fabric() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_sensor_hides_no_fault_of_gpu() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let machine = Machine::start(H100X2).unwrap();
+    // As with a corrupted infoROM.
+    let faults = Faults {
+        fabric_state: Some(1),
+        failing: BTreeMap::from([("nvmlDeviceGetTotalEccErrors".to_owned(), 14)]),
+        ..Faults::default()
+    };
+    let gpu = GpuIndex(1);
+    machine.control(&Command::Break { gpu, faults }).unwrap();
+    let mut config = cluster.config();
+    config.health.fabric_limit = Duration::from_secs(1);
+    config.paths.driver_root_mount = machine.root().to_owned();
+    let source = Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned());
+    let running = cluster.start_with(config, source);
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let expected = ["gpu-1: fabric-not-ready", "gpu-1-vgpu: fabric-not-ready"];
+    await_tainted(&cluster.api, &expected).await;
+    // The monitor may register for events only later.
+    eventually("taints of the XID", || {
+        raise_xid(&machine, 1, 79);
+        (tainted(&cluster.api) == XID_79).then_some(())
+    })
+    .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_gpu_that_disappeared_while_driver_was_down() {
     if lacks_device_files() {
         return;
