@@ -38,9 +38,11 @@ use crate::prepare::plan::claim_ref;
 use crate::prepare::record::{Loaded, RecordError, held_gpus, instance_keys};
 use crate::report::Subject;
 
+mod gpu_liveness;
 pub mod orphans;
 mod scan;
 
+use gpu_liveness::GpuInspections;
 pub use scan::ScanError;
 use scan::{Incomplete, Scan, scan};
 
@@ -61,9 +63,6 @@ const INTERVAL_FILES: Duration = Duration::from_secs(10);
 /// How long a prepared claim is missing before its state is removed without an unprepare call, unless its containers run.
 /// Kubelet unprepares a force-deleted claim when the pod has stopped.
 pub const GRACE: Duration = Duration::from_secs(600);
-
-/// Longest wait for NVML's process lists.
-const NVML_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Age from which a temporary file is removed: no write takes that long.
 const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
@@ -114,6 +113,7 @@ pub async fn run<E: Effects>(
         claims,
         layout,
         inspector,
+        inspections: GpuInspections::default(),
         grace,
         missing_since: BTreeMap::new(),
         kept: BTreeMap::new(),
@@ -147,6 +147,7 @@ pub struct Reconciler<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     inspector: Inspector,
+    inspections: GpuInspections,
     grace: Duration,
     /// Time at which a claim was first seen missing.
     missing_since: BTreeMap<ClaimUid, Instant>,
@@ -170,7 +171,7 @@ impl<E: Effects> Reconciler<E> {
         self.unrestored
             .retain(|uid, _| incomplete.contains_key(uid));
         let presence = self.presence(&scan.state).await;
-        let liveness = self.liveness(&scan, &presence).await?;
+        let liveness = self.liveness(&scan, &presence).await;
         let state = scan.state;
         let actions = decide(&state, &presence, &liveness, self.grace);
         let mut damaged = state.damaged.clone();
@@ -273,10 +274,10 @@ impl<E: Effects> Reconciler<E> {
 
     /// Returns the liveness of the claims that the API server lacks.
     async fn liveness(
-        &self,
+        &mut self,
         scan: &Scan,
         presence: &BTreeMap<ClaimUid, Presence>,
-    ) -> Result<BTreeMap<ClaimUid, Liveness>, ScanError> {
+    ) -> BTreeMap<ClaimUid, Liveness> {
         let named = |uid: &ClaimUid| -> Option<BTreeSet<GpuUuid>> {
             let recorded = scan.devices.get(uid).map(|devices| held_gpus(devices));
             let gpus = recorded.or_else(|| scan.damaged_gpus.get(uid).cloned())?;
@@ -308,33 +309,12 @@ impl<E: Effects> Reconciler<E> {
                     instances: instance_keys(devices).collect(),
                 }
             });
-        let missing: Vec<_> = missing.collect();
-        let mounted = scan.state.mounted.clone();
-        if missing.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        let inspector = self.inspector.clone();
-        let inspected = blocking(move || {
-            let liveness = |held: Held| {
-                let liveness = match mounted.contains(&held.uid) {
-                    true => Liveness::Running(Evidence::Mount),
-                    false => inspector.gpu_liveness(&held),
-                };
-                (held.uid, liveness)
-            };
-            missing.into_iter().map(liveness).collect()
-        });
-        match tokio::time::timeout(NVML_TIMEOUT, inspected).await {
-            Ok(inspected) => Ok(inspected?),
-            Err(_) => {
-                tracing::warn!("cannot list the GPU processes: NVML does not answer");
-                let unknown = Liveness::Unknown("NVML does not answer".to_owned());
-                Ok(presence
-                    .keys()
-                    .map(|uid| (uid.clone(), unknown.clone()))
-                    .collect())
-            }
-        }
+        let is_mounted = |held: &Held| scan.state.mounted.contains(&held.uid);
+        let (mounted, listed): (Vec<Held>, Vec<Held>) = missing.partition(is_mounted);
+        let mut liveness = self.inspections.liveness(&self.inspector, listed).await;
+        let running = |held: Held| (held.uid, Liveness::Running(Evidence::Mount));
+        liveness.extend(mounted.into_iter().map(running));
+        liveness
     }
 
     /// Reads the claims that have state on the node from the API server: by name where the record has it.
