@@ -1,8 +1,8 @@
 //! Health of one GPU as a state machine. Pure: no I/O, no clock.
 //!
 //! A fault is set by an event of NVML and holds for the whole GPU, or for the memory slices of a MIG instance. It ends
-//! - when the recovery was seen: the GPU was gone and answers again, NVML was released, which a reset needs, or the NVIDIA
-//!   driver withdrew its recovery action,
+//! - when the recovery was seen: the GPU was gone and answers again, its counter of energy begins again, as after a reset and a
+//!   reload of the NVIDIA driver, or the NVIDIA driver withdrew its recovery action,
 //! - or when the GPU answered for the recovery window without another fatal event. After an XID that calls for a reset, this
 //!   needs an NVIDIA driver that reports recovery actions (since 565), and none: the time alone does not reset a GPU.
 //!
@@ -205,6 +205,8 @@ pub struct Answer {
     pub fabric: Sensor<FabricState>,
     /// Repair of faulty memory.
     pub memory_repair: Sensor<MemoryRepair>,
+    /// Energy since the GPU was reset or the NVIDIA driver was loaded, mJ.
+    pub energy_millijoules: Sensor<u64>,
 }
 
 /// What was observed of a GPU.
@@ -295,8 +297,8 @@ pub struct GpuState {
     faults: BTreeMap<Scope, (Fault, Instant)>,
     /// Unknown XIDs, with the time of the last one.
     unknown_xids: BTreeMap<u64, Instant>,
-    /// Whether the GPU may have been reset since the last answer: NVML was closed.
-    may_be_reset: bool,
+    /// Last counter of energy, mJ. It only grows until the GPU is reset.
+    energy_millijoules: Option<u64>,
     contact: Contact,
 }
 
@@ -331,7 +333,7 @@ impl GpuState {
         Self {
             faults: faults.map(|(scope, fault)| (scope, (fault, now))).collect(),
             unknown_xids: BTreeMap::new(),
-            may_be_reset: false,
+            energy_millijoules: None,
             contact: Contact::Answering {
                 since: now,
                 last: now,
@@ -352,6 +354,12 @@ impl GpuState {
                     Sensor::Absent => None,
                     Sensor::Failed(_) => self.requested(),
                 };
+                if let Sensor::Value(energy) = answer.energy_millijoules {
+                    let before = self.energy_millijoules.replace(energy);
+                    if before.is_some_and(|before| energy < before) {
+                        self.recover();
+                    }
+                }
                 self.answer(needs, rules, now);
                 self.set_reported(answer, now);
             }
@@ -370,9 +378,6 @@ impl GpuState {
     }
 
     fn answer(&mut self, needs: Option<Fault>, rules: &Rules, now: Instant) {
-        if std::mem::take(&mut self.may_be_reset) {
-            self.recover();
-        }
         match &mut self.contact {
             Contact::Gone => {
                 self.recover();
@@ -434,12 +439,6 @@ impl GpuState {
                 Sensor::Failed(_) => *fabric_waits_since,
             };
         }
-    }
-
-    /// Processes a release of NVML. A reset of the GPU needs it, so that the next answer is that of a GPU that may have been
-    /// reset.
-    pub fn release(&mut self) {
-        self.may_be_reset = true;
     }
 
     fn event(&mut self, kind: EventKind, scope: Scope, rules: &Rules, now: Instant) {

@@ -124,6 +124,7 @@ impl Monitor {
                         action: telemetry.recovery_action.clone(),
                         fabric: telemetry.fabric.clone(),
                         memory_repair: telemetry.memory_repair.clone(),
+                        energy_millijoules: telemetry.energy_millijoules.clone(),
                     };
                     self.report_failures(&telemetry);
                     self.health(&Observation::Answer(answer), now);

@@ -10,6 +10,7 @@ const ANSWER: Observation = Observation::Answer(Answer {
     action: Sensor::Value(RecoveryAction::None),
     fabric: Sensor::Absent,
     memory_repair: Sensor::Absent,
+    energy_millijoules: Sensor::Absent,
 });
 
 /// A GPU under a clock that only tests advance.
@@ -45,6 +46,14 @@ impl Gpu {
     fn action(&mut self, action: RecoveryAction) {
         self.observe(&Observation::Answer(Answer {
             action: Sensor::Value(action),
+            ..Answer::default()
+        }));
+    }
+
+    /// Answers with this counter of energy, mJ.
+    fn energy(&mut self, millijoules: u64) {
+        self.observe(&Observation::Answer(Answer {
+            energy_millijoules: Sensor::Value(millijoules),
             ..Answer::default()
         }));
     }
@@ -212,10 +221,13 @@ fn needs_reset_where_driver_reports_no_recovery_action() {
         let mut gpu = Gpu::recorded([(Scope::Gpu, Fault::Xid(xid))]);
         gpu.old_driver_for(7200);
         assert_eq!(gpu.fault(), value(&format!("xid-{xid}")));
-        // A reset needs a closed NVML.
-        gpu.state.release();
-        assert_eq!(gpu.fault(), value(&format!("xid-{xid}")), "not yet reset");
-        gpu.old_driver_for(5);
+        // Its counter of energy begins again with a reset.
+        for energy in [7_000_000, 7_100_000, 7_100_000] {
+            gpu.energy(energy);
+            gpu.observe(&Observation::Refusal(Status::DriverNotLoaded));
+            assert_eq!(gpu.fault(), value(&format!("xid-{xid}")), "not yet reset");
+        }
+        gpu.energy(100_000);
         assert_eq!(gpu.fault(), None);
     }
     let mut gpu = Gpu::new();
@@ -282,6 +294,7 @@ fn failed_query_withdraws_nothing() {
         action: Sensor::Failed(Status::Timeout),
         fabric: Sensor::Failed(Status::Timeout),
         memory_repair: Sensor::Failed(Status::Timeout),
+        energy_millijoules: Sensor::Failed(Status::Timeout),
     });
     let mut gpu = Gpu::new();
     gpu.xid(95);
