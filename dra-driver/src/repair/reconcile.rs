@@ -16,15 +16,19 @@ use drava_api::listed::Listed;
 use drava_api::names;
 use drava_cdi::SpecDir;
 use drava_nvml::GpuUuid;
+use futures::StreamExt as _;
+use futures::stream;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Api;
+use kube::{Api, Client};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpus::inventory::State;
 use crate::kubelet::claims::{
-    ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking, cached_list,
+    API_TIMEOUT, ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking,
+    cached_list,
 };
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::files;
@@ -63,6 +67,9 @@ const INTERVAL_FILES: Duration = Duration::from_secs(10);
 /// How long a prepared claim is missing before its state is removed without an unprepare call, unless its containers run.
 /// Kubelet unprepares a force-deleted claim when the pod has stopped.
 pub const GRACE: Duration = Duration::from_secs(600);
+
+/// Maximum number of claims that are read at a time.
+const READS: usize = 16;
 
 /// Age from which a temporary file is removed: no write takes that long.
 const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
@@ -320,27 +327,33 @@ impl<E: Effects> Reconciler<E> {
     /// Reads the claims that have state on the node from the API server: by name where the record has it.
     async fn presence(&mut self, state: &NodeState) -> BTreeMap<ClaimUid, Presence> {
         let mut holders: BTreeMap<ClaimUid, Option<ClaimRef>> = BTreeMap::new();
-        for (uid, claim) in &state.recorded {
-            let api: Api<Listed<ResourceClaim>> =
-                Api::namespaced(self.claims.client.clone(), &claim.namespace);
-            match api.get_opt(&claim.name).await {
-                Ok(found) => {
+        let recorded = state.recorded.values().cloned();
+        let reads = recorded.map(|claim| read(self.claims.client.clone(), claim));
+        let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS);
+        while let Some((claim, found)) = reads.next().await {
+            match found {
+                Ok(Ok(found)) => {
                     let found = found.and_then(|found| self.holder(&found));
-                    let holder = found.filter(|found| found.uid == *uid);
-                    holders.insert(uid.clone(), holder);
+                    let holder = found.filter(|found| found.uid == claim.uid);
+                    holders.insert(claim.uid, holder);
                 }
-                Err(error) => {
+                Ok(Err(error)) => {
                     tracing::warn!(%claim, error = describe(&error), "cannot get the claim");
+                }
+                Err(_) => {
+                    tracing::warn!(%claim, "cannot get the claim: the API server does not answer; no more claims are read");
+                    break;
                 }
             }
         }
+        drop(reads);
         let mut unnamed = state.damaged.clone();
         unnamed.extend(state.unrecorded().cloned());
         // A damaged or lost record yields only the UID, and the API server has no lookup by UID.
         if !unnamed.is_empty() {
             let api: Api<Listed<ResourceClaim>> = Api::all(self.claims.client.clone());
-            match api.list(&cached_list()).await {
-                Ok(all) => {
+            match tokio::time::timeout(API_TIMEOUT, api.list(&cached_list())).await {
+                Ok(Ok(all)) => {
                     let held = all.items.iter().filter_map(|claim| self.holder(claim));
                     let mut held: BTreeMap<ClaimUid, ClaimRef> =
                         held.map(|claim| (claim.uid.clone(), claim)).collect();
@@ -349,7 +362,10 @@ impl<E: Effects> Reconciler<E> {
                         (uid, holder)
                     }));
                 }
-                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
+                Ok(Err(error)) => {
+                    tracing::warn!(error = describe(&error), "cannot list the claims");
+                }
+                Err(_) => tracing::warn!("cannot list the claims: the API server does not answer"),
             }
         }
         self.missing_since
@@ -493,6 +509,16 @@ impl<E: Effects> Reconciler<E> {
         self.claims.prepare_locked(claim, found, lock).await?;
         Ok(())
     }
+}
+
+/// Answer of the API server to the read of a claim.
+type Answer = Result<kube::Result<Option<Listed<ResourceClaim>>>, Elapsed>;
+
+/// Reads a claim from the API server.
+async fn read(client: Client, claim: ClaimRef) -> (ClaimRef, Answer) {
+    let api: Api<Listed<ResourceClaim>> = Api::namespaced(client, &claim.namespace);
+    let found = tokio::time::timeout(API_TIMEOUT, api.get_opt(&claim.name)).await;
+    (claim, found)
 }
 
 /// Returns whether the reason for a removal still holds.

@@ -147,6 +147,31 @@ async fn hanging_gpu_blocks_one_thread_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stalled_reads_of_claims_hold_up_no_others() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    for number in 1..=12 {
+        let found = claim(number, &[Share(number % 2, "1Gi", "0")]);
+        cluster.api.put_claim(&found);
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+    }
+    running.stop().await;
+    cluster
+        .api
+        .stall_reads((1..12).map(|number| format!("claim-{number}")));
+    cluster.api.delete_claim(&claim(12, &[]));
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("removal of claim 12", || {
+        (!cluster.record_file(12).exists()).then_some(())
+    })
+    .await;
+    assert!(cluster.record_file(1).exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keeps_devices_of_deleted_claim_in_grace_period() {
     if lacks_device_files() {
         return;

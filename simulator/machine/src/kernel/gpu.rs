@@ -90,8 +90,7 @@ impl Gpu {
         let power = &self.model.power_milliwatts;
         let uptime = u128::from(self.engine.now() - self.started);
         let busy = u128::from(self.engine.counters(None).weighted);
-        uptime * u128::from(power.idle)
-            + busy * u128::from(power.limit.saturating_sub(power.idle))
+        uptime * u128::from(power.idle) + busy * u128::from(power.limit.saturating_sub(power.idle))
     }
 
     /// Temperature and power follow the last sampling period; energy covers the time since the last reset.
