@@ -240,7 +240,7 @@ pub async fn run(
     shared.follow(&mut tasks);
     let profiles = shared.follow_profiles(&mut tasks, thread.state(), &published, state_sender);
     let (requests, node) = (thread.requests(), profiles.node.clone());
-    shared.follow_release(&mut tasks, gate, health.clone(), requests, node);
+    shared.follow_release(&mut tasks, gate, requests, node);
     let installed = shared.install(&mut tasks);
     let claims = shared.claims(tmpfs, access, installed);
     let (kubelet_devices, devices) = watch::channel(Vec::new());

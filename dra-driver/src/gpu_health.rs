@@ -140,11 +140,6 @@ impl HealthTable {
         self.publish(&states, now);
     }
 
-    /// Processes a release of NVML: the GPUs may be reset before it is opened again.
-    pub fn release(&self) {
-        self.lock().values_mut().for_each(GpuState::release);
-    }
-
     /// Checks for expired faults and for GPUs that do not respond. Without `is_nvml_available` no GPU can respond.
     pub fn tick(&self, is_nvml_available: bool, now: Instant) {
         let mut states = self.lock();

@@ -1,12 +1,11 @@
 //! Events, and `status.devices` of claims.
 //!
-//! Reports are queued and written by a task, so they neither delay nor fail the reported operation. Failed writes are
-//! retried a limited number of times and then logged.
+//! Reports are queued and written by a task, so they neither delay nor fail the reported operation. [`queue`] decides what is
+//! written when: a failed write delays only its object, and a status is repeated until it is written.
 
 pub mod conditions;
 pub mod pods;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +13,8 @@ use drava_api::condition::{ConditionReason, ConditionType};
 use drava_api::event::{Component, EventReason};
 use drava_api::names;
 use drava_api::node_profile::ProfileVersion;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -22,18 +23,21 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter as EventReporte
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::gpu_health::HealthByGpu;
 use crate::gpus::inventory::NodeInventory;
-use crate::node::claim::{ClaimRef, ClaimUid};
+use crate::node::claim::ClaimRef;
 use crate::prepare::companion::Companion;
 use crate::prepare::record::ClaimRecord;
 use crate::report::pods::PodRef;
 
 mod device_status;
+mod queue;
 
 use device_status::Observed;
 pub use device_status::{GrantStatus, Injection, Violation};
+use queue::{Attempt, Object, Queue, Report};
 
 /// Field manager of `status.devices`, and reporting controller of events.
 const COMPONENT: &str = Component::NodeDriver.as_str();
@@ -44,11 +48,11 @@ const SUSPEND_MANAGER: &str = "drava-suspend";
 /// Manager of the condition `Idle`.
 const IDLE_MANAGER: &str = "drava-idle";
 
-/// Length of the report queue.
-const QUEUE: usize = 256;
+/// Maximum number of writes at a time.
+const MAX_WRITES: usize = 8;
 
-/// Maximum number of attempts for one report. The delay doubles from 1 s.
-const ATTEMPTS: u32 = 7;
+/// Longest time of a write: an admission webhook may not answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Object of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,62 +74,12 @@ const fn event_type(reason: EventReason) -> EventType {
     }
 }
 
-enum Report {
-    Event {
-        subject: Subject,
-        reason: EventReason,
-        note: String,
-    },
-    Status {
-        claim: ClaimRef,
-        devices: Value,
-    },
-}
-
-/// Device statuses in the queue, without their times, the last of each claim.
-#[derive(Debug, Default)]
-struct Queued(Mutex<BTreeMap<ClaimUid, Value>>);
-
-impl Queued {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<ClaimUid, Value>> {
-        // The map is valid after a panic: every change is one operation.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds device statuses. Returns whether the last ones of the claim differ.
-    fn add(&self, claim: &ClaimUid, devices: &Value) -> bool {
-        let content = without_times(devices.clone());
-        let before = self.lock().insert(claim.clone(), content.clone());
-        before.as_ref() != Some(&content)
-    }
-
-    /// Removes device statuses that were written, or that nothing writes any more.
-    fn remove(&self, claim: &ClaimUid, devices: &Value) {
-        let content = without_times(devices.clone());
-        let mut queued = self.lock();
-        if queued.get(claim) == Some(&content) {
-            queued.remove(claim);
-        }
-    }
-}
-
-/// Returns device statuses without the times of their conditions.
-fn without_times(mut devices: Value) -> Value {
-    let all = devices.as_array_mut().into_iter().flatten();
-    let conditions = all.filter_map(|device| device.get_mut("conditions")?.as_array_mut());
-    for condition in conditions.flatten() {
-        if let Some(condition) = condition.as_object_mut() {
-            condition.remove("lastTransitionTime");
-        }
-    }
-    devices
-}
-
 /// Sender of reports; clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Reporter {
-    reports: mpsc::Sender<Report>,
-    queued: Arc<Queued>,
+    queue: Arc<Mutex<Queue>>,
+    /// Signals that a report was added, and the end when all clones are dropped.
+    added: mpsc::Sender<()>,
     /// Health of the GPUs, part of the device statuses.
     health: watch::Receiver<Arc<HealthByGpu>>,
 }
@@ -137,31 +91,23 @@ impl Reporter {
         node: String,
         health: watch::Receiver<Arc<HealthByGpu>>,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
-        let (sender, mut queue) = mpsc::channel(QUEUE);
-        let queued = Arc::new(Queued::default());
-        let written = Arc::clone(&queued);
-        let task = async move {
-            let writer = Writer {
-                recorder: Recorder::new(
-                    client.clone(),
-                    EventReporter {
-                        controller: COMPONENT.to_owned(),
-                        instance: Some(node.clone()),
-                    },
-                ),
-                client,
-                node,
-            };
-            while let Some(report) = queue.recv().await {
-                writer.write(&report).await;
-                if let Report::Status { claim, devices } = &report {
-                    written.remove(&claim.uid, devices);
-                }
-            }
+        let (added, bell) = mpsc::channel(1);
+        let queue = Arc::<Mutex<Queue>>::default();
+        let writer = Writer {
+            recorder: Recorder::new(
+                client.clone(),
+                EventReporter {
+                    controller: COMPONENT.to_owned(),
+                    instance: Some(node.clone()),
+                },
+            ),
+            client,
+            node,
         };
+        let task = write_all(Arc::clone(&queue), bell, writer);
         let reporter = Self {
-            reports: sender,
-            queued,
+            queue,
+            added,
             health,
         };
         (reporter, task)
@@ -173,11 +119,15 @@ impl Reporter {
             EventType::Normal => tracing::info!(?subject, reason = reason.as_str(), note),
             EventType::Warning => tracing::warn!(?subject, reason = reason.as_str(), note),
         }
-        self.send(Report::Event {
+        let event = Report::Event {
             subject,
             reason,
             note,
-        });
+        };
+        match lock(&self.queue).add_event(event, Instant::now()) {
+            true => self.signal(),
+            false => tracing::warn!("report queue full; dropping an event"),
+        }
     }
 
     /// Writes `status.devices` of the claim, unless the claim has the same content already. Returns whether it has.
@@ -220,24 +170,87 @@ impl Reporter {
         };
         let are_written = devices.iter().all(is_written);
         let devices = Value::Array(devices);
-        if !are_written && self.queued.add(&claim.uid, &devices) {
-            self.send(Report::Status {
-                claim: claim.clone(),
-                devices,
-            });
+        let status = Report::Status {
+            claim: claim.clone(),
+            devices,
+        };
+        if !are_written && lock(&self.queue).add_status(status, Instant::now()) {
+            self.signal();
         }
         are_written
     }
 
-    fn send(&self, report: Report) {
-        let Err(error) = self.reports.try_send(report) else {
+    fn signal(&self) {
+        // One signal is enough, and a task that has ended writes nothing any more.
+        let _ = self.added.try_send(());
+    }
+}
+
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    // The queue is valid after a panic: it contains whole reports at every moment.
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes the reports of the queue until all reporters are dropped. Each report that waits then gets one more attempt.
+async fn write_all(queue: Arc<Mutex<Queue>>, mut added: mpsc::Receiver<()>, writer: Writer) {
+    let mut writes = FuturesUnordered::new();
+    let mut is_closed = false;
+    loop {
+        let mut due = None;
+        while writes.len() < MAX_WRITES {
+            let started = lock(&queue).start(Instant::now());
+            match started {
+                Ok((object, report)) => writes.push(writer.write(object, report)),
+                Err(next) => {
+                    due = next;
+                    break;
+                }
+            }
+        }
+        if is_closed && writes.is_empty() {
             return;
-        };
-        tracing::warn!("report queue full; dropping a report");
-        if let Report::Status { claim, devices } = error.into_inner() {
-            self.queued.remove(&claim.uid, &devices);
+        }
+        tokio::select! {
+            Some((object, report, outcome)) = writes.next() => {
+                let attempt = match &outcome {
+                    Ok(()) => Attempt::Written,
+                    Err(error) if is_closed || is_rejection(error) => Attempt::Rejected,
+                    Err(_) => Attempt::Failed,
+                };
+                let is_logged = lock(&queue).finish(&object, attempt, Instant::now());
+                if let (true, Err(error)) = (is_logged, outcome) {
+                    tracing::warn!(%error, report = report.name(), "cannot report");
+                }
+            }
+            signal = added.recv(), if !is_closed => if signal.is_none() {
+                is_closed = true;
+                lock(&queue).close(Instant::now());
+            },
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         }
     }
+}
+
+/// Returns whether no later attempt can succeed: the object is gone, another one has its name, or the report is invalid. An API
+/// server that starts, or an admission policy, may deny a write for a while.
+fn is_rejection(error: &WriteError) -> bool {
+    let WriteError::Api(kube::Error::Api(status)) = error else {
+        return false;
+    };
+    match status.code {
+        400 | 404 | 405 | 410 | 413 | 415 | 422 => true,
+        409 => status.reason == "AlreadyExists" || status.message.contains("Precondition failed"),
+        _ => false,
+    }
+}
+
+/// A report could not be written.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    #[error("no answer within {} s", WRITE_TIMEOUT.as_secs())]
+    Timeout,
 }
 
 /// Conditions that other managers own than the rest of the device statuses: [`write_suspended`] and [`write_idle`].
@@ -353,22 +366,16 @@ struct Writer {
 }
 
 impl Writer {
-    async fn write(&self, report: &Report) {
-        let mut wait = Duration::from_secs(1);
-        for attempt in 1..=ATTEMPTS {
-            let error = match self.attempt(report).await {
-                Ok(()) => return,
-                Err(error) => error,
-            };
-            // A retry cannot help after a client error, such as a deleted claim.
-            let is_final = matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429);
-            if is_final || attempt == ATTEMPTS {
-                tracing::warn!(error = %error, report = report.name(), "cannot report");
-                return;
-            }
-            tokio::time::sleep(wait).await;
-            wait *= 2;
-        }
+    async fn write(
+        &self,
+        object: Object,
+        report: Report,
+    ) -> (Object, Report, Result<(), WriteError>) {
+        let outcome = match tokio::time::timeout(WRITE_TIMEOUT, self.attempt(&report)).await {
+            Ok(outcome) => outcome.map_err(WriteError::from),
+            Err(_) => Err(WriteError::Timeout),
+        };
+        (object, report, outcome)
     }
 
     async fn attempt(&self, report: &Report) -> Result<(), kube::Error> {
@@ -448,15 +455,6 @@ impl Writer {
                 uid: Some(pod.uid.clone()),
                 ..ObjectReference::default()
             },
-        }
-    }
-}
-
-impl Report {
-    fn name(&self) -> String {
-        match self {
-            Self::Event { reason, .. } => format!("event {}", reason.as_str()),
-            Self::Status { claim, .. } => format!("status.devices of claim {claim}"),
         }
     }
 }

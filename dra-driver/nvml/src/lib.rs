@@ -37,7 +37,7 @@ pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};
 pub use process::{Process, ProcessKind, ProcessMemory, ProcessUtilization, Utilization};
 pub use status::Status;
-pub use telemetry::Telemetry;
+pub use telemetry::{Sensor, Telemetry};
 
 /// GPUs of one node.
 ///

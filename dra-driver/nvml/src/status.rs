@@ -77,6 +77,28 @@ impl Status {
         }
     }
 
+    /// Returns whether the error is one of the query alone, so that others may succeed.
+    #[must_use]
+    pub(crate) const fn concerns_query(&self) -> bool {
+        match self {
+            Self::GpuLost
+            | Self::ResetRequired
+            | Self::DriverNotLoaded
+            | Self::VersionMismatch
+            | Self::Load(_) => false,
+            Self::NotSupported
+            | Self::MissingSymbol(_)
+            | Self::InvalidArgument
+            | Self::NoPermission
+            | Self::NotFound
+            | Self::InUse
+            | Self::InsufficientResources
+            | Self::InsufficientSize
+            | Self::Timeout
+            | Self::Other(_) => true,
+        }
+    }
+
     /// Converts a return code; `None` for success.
     pub(crate) fn from_code(code: sys::nvmlReturn_t) -> Option<Self> {
         if code == sys::nvmlReturn_enum_NVML_SUCCESS {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use drava_nvml::{
     AddressingMode, ComputeCapability, ComputeMode, CudaVersion, EventKind, FabricState, Gpu,
     GpuLibrary, GpuUuid, Inventory, Library, Memory, MemoryRepair, Mig, MigVariant, Placement,
-    ProcessKind, ProcessMemory, RecoveryAction, Status, find,
+    ProcessKind, ProcessMemory, RecoveryAction, Sensor, Status, find,
 };
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
@@ -284,7 +284,7 @@ fn reads_recovery_action_until_reset() {
     let machine = Machine::start(H100X2).unwrap();
     let library = open(&machine);
     let gpu = library.inventory().unwrap().gpus.remove(0).uuid;
-    let action = || library.telemetry(&gpu).unwrap().recovery_action;
+    let action = || library.telemetry(&gpu).unwrap().recovery_action.value();
     assert_eq!(action(), Some(RecoveryAction::None));
     let gpu = GpuIndex(0);
     let faults = Faults {
@@ -304,7 +304,7 @@ fn reads_fabric_and_memory_repair() {
     let gpu = library.inventory().unwrap().gpus.remove(0).uuid;
     let read = || {
         let telemetry = library.telemetry(&gpu).unwrap();
-        (telemetry.fabric, telemetry.memory_repair)
+        (telemetry.fabric.value(), telemetry.memory_repair.value())
     };
     let repair = |is_pending, has_failed| {
         Some(MemoryRepair {
@@ -333,7 +333,7 @@ fn reads_fabric_and_memory_repair() {
     let gpu = inventory(&machine).gpus[0].uuid.clone();
     let telemetry = open(&machine).telemetry(&gpu).unwrap();
     assert_eq!(
-        (telemetry.fabric, telemetry.memory_repair),
+        (telemetry.fabric.value(), telemetry.memory_repair.value(),),
         (None, repair(true, false))
     );
 }
@@ -344,8 +344,67 @@ fn reads_sensors_of_driver_without_recovery_action() {
     let machine = Machine::start(&yaml).unwrap();
     let gpu = inventory(&machine).gpus[0].uuid.clone();
     let telemetry = open(&machine).telemetry(&gpu).unwrap();
-    assert_eq!(telemetry.recovery_action, None);
-    assert_eq!(telemetry.temperature_celsius, Some(30));
+    assert_eq!(telemetry.recovery_action, Sensor::Absent);
+    assert_eq!(telemetry.temperature_celsius, Sensor::Value(30));
+}
+
+#[test]
+fn failed_query_leaves_other_sensors() {
+    let machine = Machine::start(H100X2).unwrap();
+    let library = open(&machine);
+    let uuid = library.inventory().unwrap().gpus.remove(0).uuid;
+    let fail = |functions: &[&str], code| {
+        let failing = functions.iter().map(|name| ((*name).to_owned(), code));
+        let faults = Faults {
+            failing: failing.collect(),
+            ..Faults::default()
+        };
+        let gpu = GpuIndex(0);
+        machine.control(&Command::Break { gpu, faults }).unwrap();
+    };
+    let failed = || -> Vec<&str> {
+        let telemetry = library.telemetry(&uuid).unwrap();
+        telemetry.failures().map(|(sensor, _)| sensor).collect()
+    };
+    assert!(failed().is_empty());
+    let ecc = ["corrected ECC errors", "uncorrected ECC errors"];
+    let (temperature, clocks) = (["temperature"], ["SM clock", "memory clock"]);
+    let queries: [(&str, &[&str]); 10] = [
+        ("nvmlDeviceGetMemoryInfo_v2", &["memory"]),
+        ("nvmlDeviceGetUtilizationRates", &["utilization"]),
+        ("nvmlDeviceGetTemperature", &temperature),
+        ("nvmlDeviceGetPowerUsage", &["power draw"]),
+        ("nvmlDeviceGetTotalEnergyConsumption", &["energy"]),
+        ("nvmlDeviceGetClockInfo", &clocks),
+        ("nvmlDeviceGetTotalEccErrors", &ecc),
+        ("nvmlDeviceGetFieldValues", &["recovery action"]),
+        ("nvmlDeviceGetGpuFabricInfoV", &["fabric state"]),
+        ("nvmlDeviceGetRemappedRows", &["memory repair"]),
+    ];
+    // No permission, time-out, corrupted infoROM, no data, unknown.
+    for code in [4, 10, 14, 21, 999] {
+        for (function, sensors) in queries {
+            fail(&[function], code);
+            assert_eq!(failed(), sensors, "{function} fails with {code}");
+        }
+    }
+    fail(&["nvmlDeviceGetTotalEccErrors"], 14);
+    let telemetry = library.telemetry(&uuid).unwrap();
+    let (_, error) = telemetry.failures().next().unwrap();
+    assert!(error.to_string().contains("infoROM"), "{error}");
+    // Errors of the GPU or the library are none of a sensor, also if all fail.
+    for (code, status) in [
+        (9, Status::DriverNotLoaded),
+        (15, Status::GpuLost),
+        (16, Status::ResetRequired),
+        (18, Status::VersionMismatch),
+    ] {
+        fail(&["nvmlDeviceGetPowerUsage"], code);
+        assert_eq!(library.telemetry(&uuid).unwrap_err().status, status);
+    }
+    fail(&queries.map(|(function, _)| function), 999);
+    let error = library.telemetry(&uuid).unwrap_err();
+    assert!(matches!(error.status, Status::Other(_)), "{error:?}");
 }
 
 #[test]
@@ -353,16 +412,19 @@ fn reads_sensors_of_idle_h100() {
     let machine = Machine::start(H100X2).unwrap();
     let gpu = inventory(&machine).gpus[0].uuid.clone();
     let telemetry = open(&machine).telemetry(&gpu).unwrap();
-    assert!(matches!(telemetry.memory, Memory::Dedicated { .. }));
-    assert_eq!(telemetry.utilization.unwrap().gpu_percent, 0);
-    assert_eq!(telemetry.temperature_celsius, Some(30));
-    assert_eq!(telemetry.power_milliwatts, Some(70_000));
-    assert!(telemetry.energy_millijoules.is_some());
-    assert_eq!(telemetry.memory_clock_mhz, Some(2619));
-    assert!(telemetry.sm_clock_mhz.is_some());
+    assert!(matches!(
+        telemetry.memory,
+        Sensor::Value(Memory::Dedicated { .. })
+    ));
+    assert_eq!(telemetry.utilization.value().unwrap().gpu_percent, 0);
+    assert_eq!(telemetry.temperature_celsius, Sensor::Value(30));
+    assert_eq!(telemetry.power_milliwatts, Sensor::Value(70_000));
+    assert!(telemetry.energy_millijoules.value().is_some());
+    assert_eq!(telemetry.memory_clock_mhz, Sensor::Value(2619));
+    assert!(telemetry.sm_clock_mhz.value().is_some());
     assert_eq!(
         (telemetry.ecc_corrected, telemetry.ecc_uncorrected),
-        (Some(0), Some(0))
+        (Sensor::Value(0), Sensor::Value(0))
     );
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::until;
@@ -45,13 +46,14 @@ async fn serve(limits: Arc<CgroupLimits>, socket: &Path, stop: &CancellationToke
             return;
         }
     };
+    let turn = Arc::new(Mutex::new(()));
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
         if let Ok((stream, _)) = accepted {
-            let answered = answer(Arc::clone(&limits), stream);
+            let answered = answer(Arc::clone(&limits), Arc::clone(&turn), stream);
             tokio::spawn(tokio::time::timeout(REQUEST, answered));
         }
     }
@@ -68,7 +70,13 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-async fn answer(limits: Arc<CgroupLimits>, mut stream: UnixStream) -> io::Result<()> {
+/// Answers a request. Limits are set one after the other: a request whose turn does not come, because NVML hangs, ends without
+/// a thread.
+async fn answer(
+    limits: Arc<CgroupLimits>,
+    turn: Arc<Mutex<()>>,
+    mut stream: UnixStream,
+) -> io::Result<()> {
     let mut line = String::new();
     let (reader, mut writer) = stream.split();
     let mut reader = BufReader::new(reader.take(MAX_REQUEST));
@@ -76,7 +84,13 @@ async fn answer(limits: Arc<CgroupLimits>, mut stream: UnixStream) -> io::Result
     let answer = match serde_json::from_str::<LimitRequest>(&line) {
         Err(error) => error.to_string(),
         Ok(request) => {
-            let limited = blocking(move || limits.limit(&request)).await;
+            let turn = turn.lock_owned().await;
+            let limited = blocking(move || {
+                // Over when NVML returns, however long the caller waits.
+                let _turn = turn;
+                limits.limit(&request)
+            })
+            .await;
             match limited.map_err(|error| describe(&error)) {
                 Ok(Ok(())) => "ok".to_owned(),
                 Ok(Err(error)) => describe(&error),

@@ -52,7 +52,6 @@ impl Shared {
         &self,
         tasks: &mut Tasks,
         gate: Gate,
-        health: HealthTable,
         discovery: RescanRequests,
         mut node: watch::Receiver<Objects<NodeObject>>,
     ) {
@@ -64,9 +63,6 @@ impl Shared {
                 // Waits for the events of the GPUs.
                 let changed = blocking(move || gate.set_closed(wanted)).await;
                 if changed.unwrap_or(false) {
-                    if requested.is_some() {
-                        health.release();
-                    }
                     tracing::info!(reason = requested, "the request of the Node object to release NVML changed");
                     discovery.rescan().await;
                 }

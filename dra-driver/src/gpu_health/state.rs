@@ -1,8 +1,8 @@
 //! Health of one GPU as a state machine. Pure: no I/O, no clock.
 //!
 //! A fault is set by an event of NVML and holds for the whole GPU, or for the memory slices of a MIG instance. It ends
-//! - when the recovery was seen: the GPU was gone and answers again, NVML was released, which a reset needs, or the NVIDIA
-//!   driver withdrew its recovery action,
+//! - when the recovery was seen: the GPU was gone and answers again, its counter of energy begins again, as after a reset and a
+//!   reload of the NVIDIA driver, or the NVIDIA driver withdrew its recovery action,
 //! - or when the GPU answered for the recovery window without another fatal event. After an XID that calls for a reset, this
 //!   needs an NVIDIA driver that reports recovery actions (since 565), and none: the time alone does not reset a GPU.
 //!
@@ -14,7 +14,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use drava_api::xid::{self, XidClass, XidPolicy};
-use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Status};
+use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Sensor, Status};
 use serde::{Deserialize, Serialize};
 
 use crate::node::options::HealthOptions;
@@ -196,15 +196,17 @@ pub enum Scope {
     Slices(Placement),
 }
 
-/// Answer of NVML about the health of a GPU; `None` where the GPU or the NVIDIA driver reports nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Answer of NVML about the health of a GPU. What a failed query reported before stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Requested recovery action.
-    pub action: Option<RecoveryAction>,
+    pub action: Sensor<RecoveryAction>,
     /// Registration with the NVLink fabric.
-    pub fabric: Option<FabricState>,
+    pub fabric: Sensor<FabricState>,
     /// Repair of faulty memory.
-    pub memory_repair: Option<MemoryRepair>,
+    pub memory_repair: Sensor<MemoryRepair>,
+    /// Energy since the GPU was reset or the NVIDIA driver was loaded, mJ.
+    pub energy_millijoules: Sensor<u64>,
 }
 
 /// What was observed of a GPU.
@@ -295,8 +297,8 @@ pub struct GpuState {
     faults: BTreeMap<Scope, (Fault, Instant)>,
     /// Unknown XIDs, with the time of the last one.
     unknown_xids: BTreeMap<u64, Instant>,
-    /// Whether the GPU may have been reset since the last answer: NVML was closed.
-    may_be_reset: bool,
+    /// Last counter of energy, mJ. It only grows until the GPU is reset.
+    energy_millijoules: Option<u64>,
     contact: Contact,
 }
 
@@ -331,7 +333,7 @@ impl GpuState {
         Self {
             faults: faults.map(|(scope, fault)| (scope, (fault, now))).collect(),
             unknown_xids: BTreeMap::new(),
-            may_be_reset: false,
+            energy_millijoules: None,
             contact: Contact::Answering {
                 since: now,
                 last: now,
@@ -347,9 +349,19 @@ impl GpuState {
     pub fn observe(&mut self, observation: &Observation, rules: &Rules, now: Instant) {
         match observation {
             Observation::Answer(answer) => {
-                let needs = answer.action.and_then(Fault::of_action);
+                let needs = match answer.action {
+                    Sensor::Value(action) => Fault::of_action(action),
+                    Sensor::Absent => None,
+                    Sensor::Failed(_) => self.requested(),
+                };
+                if let Sensor::Value(energy) = answer.energy_millijoules {
+                    let before = self.energy_millijoules.replace(energy);
+                    if before.is_some_and(|before| energy < before) {
+                        self.recover();
+                    }
+                }
                 self.answer(needs, rules, now);
-                self.set_reported(*answer, now);
+                self.set_reported(answer, now);
             }
             Observation::Refusal(Status::GpuLost) | Observation::Missing => {
                 self.contact = Contact::Gone;
@@ -366,9 +378,6 @@ impl GpuState {
     }
 
     fn answer(&mut self, needs: Option<Fault>, rules: &Rules, now: Instant) {
-        if std::mem::take(&mut self.may_be_reset) {
-            self.recover();
-        }
         match &mut self.contact {
             Contact::Gone => {
                 self.recover();
@@ -393,13 +402,21 @@ impl GpuState {
         }
     }
 
+    /// Returns the fault of the action that the NVIDIA driver requested last.
+    const fn requested(&self) -> Option<Fault> {
+        match self.contact {
+            Contact::Answering { needs, .. } => needs,
+            Contact::Gone => None,
+        }
+    }
+
     fn recover(&mut self) {
         self.faults.clear();
         self.unknown_xids.clear();
     }
 
     /// Sets what an answer reports.
-    fn set_reported(&mut self, answer: Answer, now: Instant) {
+    fn set_reported(&mut self, answer: &Answer, now: Instant) {
         if let Contact::Answering {
             reports_actions,
             fabric_waits_since,
@@ -407,21 +424,21 @@ impl GpuState {
             ..
         } = &mut self.contact
         {
-            *reports_actions = answer.action.is_some();
-            *repair = answer.memory_repair.unwrap_or_default();
+            // Without its answer, time alone is no recovery.
+            *reports_actions = answer.action.value().is_some();
+            *repair = match answer.memory_repair {
+                Sensor::Value(repair) => repair,
+                Sensor::Absent => MemoryRepair::default(),
+                Sensor::Failed(_) => *repair,
+            };
             *fabric_waits_since = match answer.fabric {
-                None | Some(FabricState::Completed) => None,
-                Some(
+                Sensor::Absent | Sensor::Value(FabricState::Completed) => None,
+                Sensor::Value(
                     FabricState::NotStarted | FabricState::InProgress | FabricState::Failed(_),
                 ) => fabric_waits_since.or(Some(now)),
+                Sensor::Failed(_) => *fabric_waits_since,
             };
         }
-    }
-
-    /// Processes a release of NVML. A reset of the GPU needs it, so that the next answer is that of a GPU that may have been
-    /// reset.
-    pub fn release(&mut self) {
-        self.may_be_reset = true;
     }
 
     fn event(&mut self, kind: EventKind, scope: Scope, rules: &Rules, now: Instant) {

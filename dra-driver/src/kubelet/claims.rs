@@ -33,7 +33,7 @@ use crate::report::pods::{PodRef, is_sandbox, reserving_pods};
 use crate::report::{Injection, Reporter, Subject};
 
 /// Time limit of reading one claim from the API server, retries of the client included.
-const API_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for GPU discovery, for the node profiles and for the installation of artifacts after the start of the
 /// driver.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use drava_api::metric::{Metric, alias};
-use drava_nvml::Memory;
+use drava_nvml::{Memory, Sensor};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -51,18 +51,18 @@ impl WithAliases {
                 model.clone(),
             ];
             let of_gpu = [self.node.clone(), uuid.to_string(), index, model];
-            if let Memory::Dedicated {
+            if let Sensor::Value(Memory::Dedicated {
                 total_bytes,
                 used_bytes,
                 reserved_bytes: _,
-            } = telemetry.memory
+            }) = telemetry.memory
             {
                 used.push((of_host.clone(), used_bytes as f64));
                 let labels = [uuid.to_string(), self.node.clone()];
                 limit.push((labels, (total_bytes / MIB) as f64));
                 bytes.push((of_gpu.clone(), total_bytes as f64));
             }
-            if let Some(utilization) = telemetry.utilization {
+            if let Sensor::Value(utilization) = telemetry.utilization {
                 busy.push((of_host, f64::from(utilization.gpu_percent)));
             }
             cores.push((of_gpu, 100.0));

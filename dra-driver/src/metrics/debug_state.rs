@@ -19,7 +19,7 @@ pub fn state(snapshot: &Snapshot, unmet: &[(Condition, String)]) -> Value {
     let gpus = gpus.into_iter().map(|uuid| {
         let (entry, health) = (snapshot.gpus.get(uuid), snapshot.health.get(uuid));
         let age = |entry: &GpuEntry| {
-            let (_, unix_seconds) = entry.sample?;
+            let (_, unix_seconds) = entry.sample.as_ref()?;
             Some(snapshot.now.unix_seconds - unix_seconds)
         };
         json!({

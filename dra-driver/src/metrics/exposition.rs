@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use drava_api::metric::{BUILD_INFO, driver as metric};
-use drava_nvml::{GpuUuid, Memory, Telemetry};
+use drava_nvml::{GpuUuid, Memory, Sensor, Telemetry};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -131,8 +131,8 @@ impl Snapshot {
     }
 
     /// Returns the last reading of a GPU unless it is stale.
-    pub(super) fn fresh(&self, gpu: &GpuEntry) -> Option<Telemetry> {
-        let (telemetry, unix_seconds) = gpu.sample?;
+    pub(super) fn fresh<'a>(&self, gpu: &'a GpuEntry) -> Option<&'a Telemetry> {
+        let (telemetry, unix_seconds) = gpu.sample.as_ref()?;
         let is_fresh = self.now.unix_seconds - unix_seconds <= STALE_SECONDS;
         is_fresh.then_some(telemetry)
     }
@@ -163,32 +163,32 @@ impl Snapshot {
 
     fn encode_telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let samples = self.gpus.iter().filter_map(|(uuid, gpu)| {
-            let (_, unix_seconds) = gpu.sample?;
-            Some((uuid.as_str(), unix_seconds))
+            let (_, unix_seconds) = gpu.sample.as_ref()?;
+            Some((uuid.as_str(), *unix_seconds))
         });
         let samples: Vec<(&str, f64)> = samples.collect();
         let timestamps = samples.iter().map(|(uuid, unix)| ([*uuid], *unix));
         metric::GPU_SAMPLE_TIMESTAMP_SECONDS.encode(encoder, timestamps)?;
         let fresh = self.gpus.iter();
-        let fresh: Vec<(&str, Telemetry)> = fresh
+        let fresh: Vec<(&str, &Telemetry)> = fresh
             .filter_map(|(uuid, gpu)| Some((uuid.as_str(), self.fresh(gpu)?)))
             .collect();
         let each = |value: fn(&Telemetry) -> Option<f64>| {
             let sample =
-                move |(uuid, telemetry): &(_, Telemetry)| Some(([*uuid], value(telemetry)?));
+                move |(uuid, telemetry): &(_, &Telemetry)| Some(([*uuid], value(telemetry)?));
             fresh.iter().filter_map(sample)
         };
         let memory = |value: fn(u64, u64, u64) -> u64| {
-            let sample = move |(uuid, telemetry): &(_, Telemetry)| match telemetry.memory {
-                Memory::Dedicated {
+            let sample = move |(uuid, telemetry): &(_, &Telemetry)| match telemetry.memory {
+                Sensor::Value(Memory::Dedicated {
                     total_bytes,
                     reserved_bytes,
                     used_bytes,
-                } => Some((
+                }) => Some((
                     [*uuid],
                     value(total_bytes, reserved_bytes, used_bytes) as f64,
                 )),
-                Memory::NotSupported => None,
+                Sensor::Value(Memory::NotSupported) | Sensor::Absent | Sensor::Failed(_) => None,
             };
             fresh.iter().filter_map(sample)
         };
@@ -197,28 +197,30 @@ impl Snapshot {
         metric::GPU_MEMORY_USED_BYTES.encode(encoder, memory(|_, _, used| used))?;
         metric::GPU_UTILIZATION_RATIO.encode(
             encoder,
-            each(|t| Some(f64::from(t.utilization?.gpu_percent) / 100.0)),
+            each(|t| Some(f64::from(t.utilization.value()?.gpu_percent) / 100.0)),
         )?;
         metric::GPU_MEMORY_CONTROLLER_UTILIZATION_RATIO.encode(
             encoder,
-            each(|t| Some(f64::from(t.utilization?.memory_percent) / 100.0)),
+            each(|t| Some(f64::from(t.utilization.value()?.memory_percent) / 100.0)),
         )?;
-        metric::GPU_TEMPERATURE_CELSIUS
-            .encode(encoder, each(|t| t.temperature_celsius.map(f64::from)))?;
+        metric::GPU_TEMPERATURE_CELSIUS.encode(
+            encoder,
+            each(|t| t.temperature_celsius.value().map(f64::from)),
+        )?;
         metric::GPU_POWER_WATTS.encode(
             encoder,
-            each(|t| Some(f64::from(t.power_milliwatts?) / 1000.0)),
+            each(|t| Some(f64::from(t.power_milliwatts.value()?) / 1000.0)),
         )?;
         metric::GPU_ENERGY_JOULES.encode(
             encoder,
-            each(|t| Some(t.energy_millijoules? as f64 / 1000.0)),
+            each(|t| Some(t.energy_millijoules.value()? as f64 / 1000.0)),
         )?;
         let clocks = fresh.iter().flat_map(|(uuid, telemetry)| {
             let clock =
                 |(name, mhz): (_, Option<u32>)| Some(([*uuid, name], f64::from(mhz?) * 1e6));
             [
-                ("sm", telemetry.sm_clock_mhz),
-                ("memory", telemetry.memory_clock_mhz),
+                ("sm", telemetry.sm_clock_mhz.value()),
+                ("memory", telemetry.memory_clock_mhz.value()),
             ]
             .into_iter()
             .filter_map(clock)
@@ -227,8 +229,8 @@ impl Snapshot {
         let errors = fresh.iter().flat_map(|(uuid, telemetry)| {
             let error = |(kind, count): (_, Option<u64>)| Some(([*uuid, kind], count? as f64));
             [
-                ("corrected", telemetry.ecc_corrected),
-                ("uncorrected", telemetry.ecc_uncorrected),
+                ("corrected", telemetry.ecc_corrected.value()),
+                ("uncorrected", telemetry.ecc_uncorrected.value()),
             ]
             .into_iter()
             .filter_map(error)

@@ -4,13 +4,15 @@
 //! [`GpuTable`], answers and events to the [`HealthTable`]. The library is opened again after it fails, and an event set
 //! after it fails, because an NVIDIA driver that was replaced invalidates both.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
 use drava_api::error::describe;
-use drava_nvml::{Event, EventKind, EventSource, GpuLibrary, GpuUuid, Status, WatchError};
+use drava_nvml::{
+    Event, EventKind, EventSource, GpuLibrary, GpuUuid, Status, Telemetry, WatchError,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -81,6 +83,7 @@ fn start(gpu: GpuUuid, open: OpenLibrary, tables: Tables) -> std::io::Result<mps
             gpu,
             tables,
             is_watch_reported: false,
+            failing: BTreeSet::new(),
         };
         loop {
             // If the library is unusable, the condition `gpus` reports the reason.
@@ -101,6 +104,8 @@ struct Monitor {
     tables: Tables,
     /// Whether it was reported that the GPU has no events.
     is_watch_reported: bool,
+    /// Sensors that failed at the last reading.
+    failing: BTreeSet<&'static str>,
 }
 
 impl Monitor {
@@ -116,10 +121,12 @@ impl Monitor {
             match telemetry {
                 Ok(telemetry) => {
                     let answer = Answer {
-                        action: telemetry.recovery_action,
-                        fabric: telemetry.fabric,
-                        memory_repair: telemetry.memory_repair,
+                        action: telemetry.recovery_action.clone(),
+                        fabric: telemetry.fabric.clone(),
+                        memory_repair: telemetry.memory_repair.clone(),
+                        energy_millijoules: telemetry.energy_millijoules.clone(),
                     };
+                    self.report_failures(&telemetry);
                     self.health(&Observation::Answer(answer), now);
                     let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                     let unix = unix.map_or(0.0, |unix| unix.as_secs_f64());
@@ -150,6 +157,20 @@ impl Monitor {
 
     fn health(&self, observation: &Observation, now: Instant) {
         self.tables.health.observe(&self.gpu, observation, now);
+    }
+
+    /// Logs each sensor when it begins to fail, and when it is read again.
+    fn report_failures(&mut self, telemetry: &Telemetry) {
+        let failing: BTreeSet<_> = telemetry.failures().map(|(sensor, _)| sensor).collect();
+        for (sensor, error) in telemetry.failures() {
+            if !self.failing.contains(sensor) {
+                tracing::warn!(gpu = %self.gpu, sensor, %error, "cannot read a sensor of the GPU; its other sensors are used");
+            }
+        }
+        for sensor in self.failing.difference(&failing) {
+            tracing::info!(gpu = %self.gpu, sensor, "the sensor of the GPU is read again");
+        }
+        self.failing = failing;
     }
 
     /// Registers for events; `None` if the GPU or the NVIDIA driver has none.

@@ -62,9 +62,9 @@ impl Processes {
         {
             return Some(known.clone());
         }
-        let described = self.describe_again(pid)?;
+        let (described, is_certain) = self.read(pid)?;
         // A process without shares is remembered too: to find none, all of `/proc` is read.
-        if self.mount.is_some() {
+        if is_certain {
             self.known.insert(pid, described.clone());
         }
         Some(described)
@@ -72,6 +72,12 @@ impl Processes {
 
     /// As [`describe`](Self::describe), without memory of an earlier description.
     pub fn describe_again(&mut self, pid: u32) -> Option<ProcessInfo> {
+        self.read(pid).map(|(described, _)| described)
+    }
+
+    /// Reads the files of a process. Also returns whether its shares are certain: a process whose mounts cannot be read at present
+    /// may have some.
+    fn read(&mut self, pid: u32) -> Option<(ProcessInfo, bool)> {
         let (name, start_time) = self.identity(pid)?;
         let dir = self.root.join(pid.to_string());
         let owner = Owner {
@@ -79,15 +85,19 @@ impl Processes {
             start_time,
             pid_namespace: fs::metadata(dir.join("ns/pid")).ok()?.ino(),
         };
-        let mut shares = self.mounted_shares(&dir);
+        let mounted = self.mounted_shares(&dir);
+        let is_read = mounted.is_some();
+        let mut shares = mounted.unwrap_or_default();
         if shares.is_empty() {
             shares = self.shares_of_cgroup(&dir);
         }
-        Some(ProcessInfo {
+        let is_certain = is_read || !shares.is_empty();
+        let described = ProcessInfo {
             owner,
             name,
             shares,
-        })
+        };
+        Some((described, is_certain))
     }
 
     /// Returns the description of a process when it was last described; `None` if it never was, or is forgotten.
@@ -109,7 +119,8 @@ impl Processes {
                 continue;
             };
             let dir = entry.path();
-            let has_share = self.mounted_shares(&dir).contains(share);
+            let mounted = self.mounted_shares(&dir);
+            let has_share = mounted.is_some_and(|shares| shares.contains(share));
             all.push((pid, has_share, container_of(&dir)));
         }
         self.mount.as_ref()?;
@@ -148,7 +159,8 @@ impl Processes {
         identity(&self.root, pid)
     }
 
-    fn mounted_shares(&mut self, dir: &Path) -> Vec<MountedShare> {
+    /// Returns the shares in the mounts of a process; `None` if they cannot be read.
+    fn mounted_shares(&mut self, dir: &Path) -> Option<Vec<MountedShare>> {
         if self.mount.is_none() {
             self.mount = ClaimsMount::locate(&self.claims)
                 .inspect_err(|error| {
@@ -156,11 +168,9 @@ impl Processes {
                 })
                 .ok();
         }
-        let Some(mount) = &self.mount else {
-            return Vec::new();
-        };
-        let mounts = fs::read_to_string(dir.join("mountinfo")).unwrap_or_default();
-        mount.shares(&mounts).into_iter().collect()
+        let mount = self.mount.as_ref()?;
+        let mounts = fs::read_to_string(dir.join("mountinfo")).ok()?;
+        Some(mount.shares(&mounts).into_iter().collect())
     }
 
     fn shares_of_cgroup(&mut self, dir: &Path) -> Vec<MountedShare> {
@@ -179,7 +189,7 @@ impl Processes {
                     .is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
             })
             .filter(|other| container_of(other).as_ref() == Some(&own))
-            .map(|other| self.mounted_shares(&other))
+            .filter_map(|other| self.mounted_shares(&other))
             .find(|shares| !shares.is_empty())
             .unwrap_or_default()
     }
@@ -518,6 +528,19 @@ mod tests {
         );
         // The answer ends with the process.
         processes.retain(&[]);
+        assert_eq!(share_ids(&processes.describe(10).unwrap()), [SHARES[0]]);
+    }
+
+    #[test]
+    fn reads_mounts_again_that_could_not_be_read() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroup = "/kubepods/pod1/c1";
+        let shown = mounts(root.path(), SHARES[0]);
+        add_process(root.path(), 10, &shown, cgroup);
+        fs::remove_file(root.path().join("10/mountinfo")).unwrap();
+        let mut processes = processes_of(root.path());
+        assert!(processes.describe(10).unwrap().shares.is_empty());
+        add_process(root.path(), 10, &shown, cgroup);
         assert_eq!(share_ids(&processes.describe(10).unwrap()), [SHARES[0]]);
     }
 

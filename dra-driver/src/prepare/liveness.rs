@@ -76,6 +76,17 @@ impl Held {
             instances: instance_keys(devices).collect(),
         }
     }
+
+    /// Returns the part of one GPU.
+    #[must_use]
+    pub fn of_gpu(&self, gpu: &GpuUuid) -> Self {
+        let instances = self.instances.iter().filter(|(of, ..)| of == gpu);
+        Self {
+            uid: self.uid.clone(),
+            gpus: BTreeSet::from([gpu.clone()]),
+            instances: instances.cloned().collect(),
+        }
+    }
 }
 
 /// Returns the IDs of a claim's MIG instances on a GPU; `None` if the claim has no partition of the GPU.

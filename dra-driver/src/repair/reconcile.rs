@@ -15,16 +15,19 @@ use drava_api::event::EventReason;
 use drava_api::listed::Listed;
 use drava_cdi::SpecDir;
 use drava_nvml::GpuUuid;
+use futures::StreamExt as _;
+use futures::stream;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Api;
+use kube::{Api, Client};
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio::time::error::Elapsed;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpus::inventory::State;
 use crate::kubelet::claims::{
-    ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking, cached_list,
-    has_devices_of,
+    API_TIMEOUT, ClaimService, EnvironmentError, FetchError, PrepareError, TaskError, blocking,
+    cached_list, has_devices_of,
 };
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::node::files;
@@ -38,9 +41,11 @@ use crate::prepare::plan::claim_ref;
 use crate::prepare::record::{Loaded, RecordError, held_gpus, instance_keys};
 use crate::report::Subject;
 
+mod gpu_liveness;
 pub mod orphans;
 mod scan;
 
+use gpu_liveness::GpuInspections;
 pub use scan::ScanError;
 use scan::{Incomplete, Scan, scan};
 
@@ -62,8 +67,8 @@ const INTERVAL_FILES: Duration = Duration::from_secs(10);
 /// Kubelet unprepares a force-deleted claim when the pod has stopped.
 pub const GRACE: Duration = Duration::from_secs(600);
 
-/// Longest wait for NVML's process lists.
-const NVML_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of claims that are read at a time.
+const READS: usize = 16;
 
 /// Age from which a temporary file is removed: no write takes that long.
 const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
@@ -114,6 +119,7 @@ pub async fn run<E: Effects>(
         claims,
         layout,
         inspector,
+        inspections: GpuInspections::default(),
         grace,
         missing_since: BTreeMap::new(),
         kept: BTreeMap::new(),
@@ -147,6 +153,7 @@ pub struct Reconciler<E> {
     claims: Arc<ClaimService<E>>,
     layout: Layout,
     inspector: Inspector,
+    inspections: GpuInspections,
     grace: Duration,
     /// Time at which a claim was first seen missing.
     missing_since: BTreeMap<ClaimUid, Instant>,
@@ -170,7 +177,7 @@ impl<E: Effects> Reconciler<E> {
         self.unrestored
             .retain(|uid, _| incomplete.contains_key(uid));
         let presence = self.presence(&scan.state).await;
-        let liveness = self.liveness(&scan, &presence).await?;
+        let liveness = self.liveness(&scan, &presence).await;
         let state = scan.state;
         let actions = decide(&state, &presence, &liveness, self.grace);
         let mut damaged = state.damaged.clone();
@@ -273,10 +280,10 @@ impl<E: Effects> Reconciler<E> {
 
     /// Returns the liveness of the claims that the API server lacks.
     async fn liveness(
-        &self,
+        &mut self,
         scan: &Scan,
         presence: &BTreeMap<ClaimUid, Presence>,
-    ) -> Result<BTreeMap<ClaimUid, Liveness>, ScanError> {
+    ) -> BTreeMap<ClaimUid, Liveness> {
         let named = |uid: &ClaimUid| -> Option<BTreeSet<GpuUuid>> {
             let recorded = scan.devices.get(uid).map(|devices| held_gpus(devices));
             let gpus = recorded.or_else(|| scan.damaged_gpus.get(uid).cloned())?;
@@ -308,59 +315,44 @@ impl<E: Effects> Reconciler<E> {
                     instances: instance_keys(devices).collect(),
                 }
             });
-        let missing: Vec<_> = missing.collect();
-        let mounted = scan.state.mounted.clone();
-        if missing.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        let inspector = self.inspector.clone();
-        let inspected = blocking(move || {
-            let liveness = |held: Held| {
-                let liveness = match mounted.contains(&held.uid) {
-                    true => Liveness::Running(Evidence::Mount),
-                    false => inspector.gpu_liveness(&held),
-                };
-                (held.uid, liveness)
-            };
-            missing.into_iter().map(liveness).collect()
-        });
-        match tokio::time::timeout(NVML_TIMEOUT, inspected).await {
-            Ok(inspected) => Ok(inspected?),
-            Err(_) => {
-                tracing::warn!("cannot list the GPU processes: NVML does not answer");
-                let unknown = Liveness::Unknown("NVML does not answer".to_owned());
-                Ok(presence
-                    .keys()
-                    .map(|uid| (uid.clone(), unknown.clone()))
-                    .collect())
-            }
-        }
+        let is_mounted = |held: &Held| scan.state.mounted.contains(&held.uid);
+        let (mounted, listed): (Vec<Held>, Vec<Held>) = missing.partition(is_mounted);
+        let mut liveness = self.inspections.liveness(&self.inspector, listed).await;
+        let running = |held: Held| (held.uid, Liveness::Running(Evidence::Mount));
+        liveness.extend(mounted.into_iter().map(running));
+        liveness
     }
 
     /// Reads the claims that have state on the node from the API server: by name where the record has it.
     async fn presence(&mut self, state: &NodeState) -> BTreeMap<ClaimUid, Presence> {
         let mut holders: BTreeMap<ClaimUid, Option<ClaimRef>> = BTreeMap::new();
-        for (uid, claim) in &state.recorded {
-            let api: Api<Listed<ResourceClaim>> =
-                Api::namespaced(self.claims.client.clone(), &claim.namespace);
-            match api.get_opt(&claim.name).await {
-                Ok(found) => {
+        let recorded = state.recorded.values().cloned();
+        let reads = recorded.map(|claim| read(self.claims.client.clone(), claim));
+        let mut reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS);
+        while let Some((claim, found)) = reads.next().await {
+            match found {
+                Ok(Ok(found)) => {
                     let found = found.and_then(|found| self.holder(&found));
-                    let holder = found.filter(|found| found.uid == *uid);
-                    holders.insert(uid.clone(), holder);
+                    let holder = found.filter(|found| found.uid == claim.uid);
+                    holders.insert(claim.uid, holder);
                 }
-                Err(error) => {
+                Ok(Err(error)) => {
                     tracing::warn!(%claim, error = describe(&error), "cannot get the claim");
+                }
+                Err(_) => {
+                    tracing::warn!(%claim, "cannot get the claim: the API server does not answer; no more claims are read");
+                    break;
                 }
             }
         }
+        drop(reads);
         let mut unnamed = state.damaged.clone();
         unnamed.extend(state.unrecorded().cloned());
         // A damaged or lost record yields only the UID, and the API server has no lookup by UID.
         if !unnamed.is_empty() {
             let api: Api<Listed<ResourceClaim>> = Api::all(self.claims.client.clone());
-            match api.list(&cached_list()).await {
-                Ok(all) => {
+            match tokio::time::timeout(API_TIMEOUT, api.list(&cached_list())).await {
+                Ok(Ok(all)) => {
                     let held = all.items.iter().filter_map(|claim| self.holder(claim));
                     let mut held: BTreeMap<ClaimUid, ClaimRef> =
                         held.map(|claim| (claim.uid.clone(), claim)).collect();
@@ -369,7 +361,10 @@ impl<E: Effects> Reconciler<E> {
                         (uid, holder)
                     }));
                 }
-                Err(error) => tracing::warn!(error = describe(&error), "cannot list the claims"),
+                Ok(Err(error)) => {
+                    tracing::warn!(error = describe(&error), "cannot list the claims");
+                }
+                Err(_) => tracing::warn!("cannot list the claims: the API server does not answer"),
             }
         }
         self.missing_since
@@ -507,6 +502,16 @@ impl<E: Effects> Reconciler<E> {
         self.claims.prepare_locked(claim, found, lock).await?;
         Ok(())
     }
+}
+
+/// Answer of the API server to the read of a claim.
+type Answer = Result<kube::Result<Option<Listed<ResourceClaim>>>, Elapsed>;
+
+/// Reads a claim from the API server.
+async fn read(client: Client, claim: ClaimRef) -> (ClaimRef, Answer) {
+    let api: Api<Listed<ResourceClaim>> = Api::namespaced(client, &claim.namespace);
+    let found = tokio::time::timeout(API_TIMEOUT, api.get_opt(&claim.name)).await;
+    (claim, found)
 }
 
 /// Returns whether the reason for a removal still holds.

@@ -8,7 +8,7 @@ use drava_dra_driver::gpu_health::state::{Fault, Rules};
 use drava_dra_driver::gpus::inventory::{InventoryThread, Recorded, Source};
 use drava_dra_driver::metrics::gpu_monitor::{self, Tables};
 use drava_dra_driver::metrics::telemetry::{GpuEntry, GpuTable, Xid};
-use drava_nvml::{GpuLibrary, GpuUuid, Library, Memory, find};
+use drava_nvml::{GpuLibrary, GpuUuid, Library, Memory, Sensor, find};
 use drava_vgpu_abi::ledger::Owner;
 use drava_vgpu_abi::region::SlotIndex;
 use drava_vgpu_abi::snapshot::ProcessUsage;
@@ -200,8 +200,11 @@ fn reads_sensors_and_counts_xids_of_gpus() {
     let read = eventually("a reading", || entry(&|entry| entry.sample.is_some()));
     assert_eq!(read.info.unwrap().model, "NVIDIA H100 80GB HBM3");
     let (telemetry, _) = read.sample.unwrap();
-    assert!(matches!(telemetry.memory, Memory::Dedicated { .. }));
-    assert_eq!(telemetry.temperature_celsius, Some(30));
+    assert!(matches!(
+        telemetry.memory,
+        Sensor::Value(Memory::Dedicated { .. })
+    ));
+    assert_eq!(telemetry.temperature_celsius, Sensor::Value(30));
     let raise = Command::Raise(GpuEvent::Xid {
         gpu: GpuIndex(0),
         code: 79,

@@ -3,7 +3,7 @@
 //! It stores objects by path, counts resource versions, rejects stale updates, and sets the UID of new objects and the
 //! time of new taints. Tests can make it drop fields (a disabled feature gate) or fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -43,6 +43,8 @@ struct Objects {
     dropped: Vec<&'static str>,
     /// Number of writes of a claim's status that fail.
     failing_statuses: usize,
+    /// Paths of which reads are not answered.
+    stalled: BTreeSet<String>,
     /// Manager whose writes fail; `None` if those of all do.
     failing_manager: Option<&'static str>,
     writes: Vec<String>,
@@ -128,6 +130,17 @@ impl ApiServer {
     /// Answers all requests with 503 while `down`.
     pub(crate) fn set_down(&self, down: bool) {
         self.objects().down = down;
+    }
+
+    /// Never answers reads of these claims.
+    pub(crate) fn stall_reads(&self, claims: impl IntoIterator<Item = String>) {
+        let paths = claims.into_iter();
+        let paths = paths.map(|claim| format!("{CLAIMS_OF_DEFAULT}/{claim}"));
+        self.objects().stalled = paths.collect();
+    }
+
+    fn is_stalled(&self, path: &str) -> bool {
+        self.objects().stalled.contains(path)
     }
 
     /// Answers the next `count` writes of a claim's status with 500.
@@ -617,6 +630,10 @@ async fn handle(State(server): State<ApiServer>, request: Request<Body>) -> Resp
     let (parts, body) = request.into_parts();
     let bytes = axum::body::to_bytes(body, 16 << 20).await.unwrap();
     let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+    let is_stalled = parts.method == Method::GET && server.is_stalled(parts.uri.path());
+    if is_stalled {
+        return std::future::pending().await;
+    }
     server.answer(&parts.method, &parts.uri, &body)
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use drava_dra_driver::publish::profile::{Guard, Intervals};
 use drava_dra_driver::report::conditions::{Condition, Conditions};
 use drava_fake_kubelet::{Claim, FakeKubelet, Plugin};
 use drava_nvml::{
-    CgroupMemory, EventSource, GpuError, GpuInstance, GpuLibrary, GpuUuid, Inventory,
+    CgroupMemory, EventSource, GpuError, GpuFault, GpuInstance, GpuLibrary, GpuUuid, Inventory,
     InventoryError, Memory, MigProfile, Placement, Process, ProcessUtilization, Status, Telemetry,
     Utilization, WatchError,
 };
@@ -33,8 +34,10 @@ use crate::node::TestNode;
 pub(crate) struct FakeGpus {
     /// `None` makes the library fail.
     inventory: Arc<Mutex<Option<Inventory>>>,
-    /// GPU whose sensors cannot be read: the calls hang.
+    /// GPU whose calls hang.
     hanging: watch::Sender<Option<GpuUuid>>,
+    /// Number of process lists that hang.
+    hanging_lists: Arc<AtomicUsize>,
     /// Processes on the GPUs, if NVML lists them.
     processes: Arc<Mutex<BTreeMap<GpuUuid, Vec<Process>>>>,
     /// What calls for memory limits return.
@@ -46,6 +49,7 @@ impl FakeGpus {
         Self {
             inventory: Arc::new(Mutex::new(Some(h100x2().nvml))),
             hanging: watch::Sender::default(),
+            hanging_lists: Arc::default(),
             processes: Arc::default(),
             without_limits: Arc::new(Mutex::new(Status::MissingSymbol(
                 "nvmlDeviceSetMemoryLimits_v1",
@@ -78,9 +82,27 @@ impl FakeGpus {
         *self.inventory.lock().unwrap() = Some(h100x2().nvml);
     }
 
-    /// Makes the sensors of a GPU hang, or of none.
+    /// Makes the calls for a GPU hang, or for none. NVML lists the GPU as it was read before.
     pub(crate) fn hang(&self, gpu: Option<&str>) {
         self.hanging.send_replace(gpu.map(GpuUuid::new));
+    }
+
+    /// Returns how many process lists hang.
+    pub(crate) fn hanging_lists(&self) -> usize {
+        self.hanging_lists.load(Ordering::Relaxed)
+    }
+
+    /// Returns once the calls for a GPU do not hang.
+    fn wait(&self, gpu: &GpuUuid) {
+        let mut hanging = self.hanging.subscribe();
+        let answers = hanging.wait_for(|hanging| hanging.as_ref() != Some(gpu));
+        // Fails only without a sender, which is `self`.
+        drop(futures::executor::block_on(answers));
+    }
+
+    fn unsupported<T>(&self, gpu: &GpuUuid) -> Result<T, GpuError> {
+        self.wait(gpu);
+        unsupported(gpu)
     }
 }
 
@@ -94,6 +116,7 @@ pub(crate) fn unsupported<T>(gpu: &GpuUuid) -> Result<T, GpuError> {
 
 /// As of a driver before 615.
 fn without_limits<T>(gpus: &FakeGpus, gpu: &GpuUuid) -> Result<T, GpuError> {
+    gpus.wait(gpu);
     Err(GpuError {
         operation: "limit the memory".to_owned(),
         gpu: gpu.clone(),
@@ -106,11 +129,19 @@ impl GpuLibrary for FakeGpus {
         let status = Status::NotSupported;
         let query = "the number of GPUs";
         let inventory = self.inventory.lock().unwrap().clone();
-        inventory.ok_or(InventoryError { query, status })
+        let mut inventory = inventory.ok_or(InventoryError { query, status })?;
+        let hanging = self.hanging.borrow().clone();
+        inventory.faults.extend(hanging.map(|gpu| GpuFault {
+            index: 0,
+            gpu: Some(gpu),
+            query: "the GPU",
+            status: Status::Timeout,
+        }));
+        Ok(inventory)
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn set_memory_limit(&self, gpu: &GpuUuid, _: &Path, _: Option<u64>) -> Result<(), GpuError> {
@@ -122,20 +153,19 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<Process>, GpuError> {
+        self.hanging_lists.fetch_add(1, Ordering::Relaxed);
+        self.wait(gpu);
+        self.hanging_lists.fetch_sub(1, Ordering::Relaxed);
         let listed = self.processes.lock().unwrap().get(gpu).cloned();
         listed.map_or_else(|| unsupported(gpu), Ok)
     }
 
     fn utilization(&self, gpu: &GpuUuid) -> Result<Option<Utilization>, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn telemetry(&self, gpu: &GpuUuid) -> Result<Telemetry, GpuError> {
-        let mut hanging = self.hanging.subscribe();
-        let answers = hanging.wait_for(|hanging| hanging.as_ref() != Some(gpu));
-        // Fails only without a sender, which is `self`.
-        drop(futures::executor::block_on(answers));
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn process_utilization(
@@ -143,7 +173,7 @@ impl GpuLibrary for FakeGpus {
         gpu: &GpuUuid,
         _since_us: u64,
     ) -> Result<Vec<ProcessUtilization>, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn watch(&self, _gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, WatchError> {
@@ -151,27 +181,27 @@ impl GpuLibrary for FakeGpus {
     }
 
     fn mig_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn create_mig(&self, gpu: &GpuUuid, _: u32, _: Placement) -> Result<GpuInstance, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn destroy_mig(&self, gpu: &GpuUuid, _id: u32) -> Result<(), GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn is_mig_enabled(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn set_mig_mode(&self, gpu: &GpuUuid, _enabled: bool) -> Result<(), GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 
     fn mig_remaining(&self, gpu: &GpuUuid, _profile: &MigProfile) -> Result<u32, GpuError> {
-        unsupported(gpu)
+        self.unsupported(gpu)
     }
 }
 
@@ -181,6 +211,13 @@ pub(crate) struct TestCluster {
     pub(crate) api: ApiServer,
     pub(crate) kubelet: FakeKubelet,
     pub(crate) gpus: FakeGpus,
+}
+
+impl Drop for TestCluster {
+    fn drop(&mut self) {
+        // The runtime waits for threads of the driver.
+        self.gpus.hang(None);
+    }
 }
 
 /// A running driver.

@@ -13,6 +13,7 @@ use drava_dra_driver::metrics::gpu_monitor::{self, Tables};
 use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_dra_driver::node::options::UnhealthyEffect;
 use drava_dra_driver::publish::{self, Features, TaintPolicy};
+use drava_dra_driver::report::conditions::Condition;
 use drava_fake_kubelet::{DeviceHealth, HealthStatus};
 use drava_nvml::{EventKind, GpuLibrary as _, GpuUuid, Library, Mig, Placement, find};
 use futures::StreamExt as _;
@@ -344,6 +345,83 @@ async fn taints_gpu_without_its_fabric() {
     let faults = Faults::default();
     machine.control(&Command::Break { gpu, faults }).unwrap();
     await_tainted(&cluster.api, &[]).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_sensor_hides_no_fault_of_gpu() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let machine = Machine::start(H100X2).unwrap();
+    // As with a corrupted infoROM.
+    let faults = Faults {
+        fabric_state: Some(1),
+        failing: BTreeMap::from([("nvmlDeviceGetTotalEccErrors".to_owned(), 14)]),
+        ..Faults::default()
+    };
+    let gpu = GpuIndex(1);
+    machine.control(&Command::Break { gpu, faults }).unwrap();
+    let mut config = cluster.config();
+    config.health.fabric_limit = Duration::from_secs(1);
+    config.paths.driver_root_mount = machine.root().to_owned();
+    let source = Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned());
+    let running = cluster.start_with(config, source);
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let expected = ["gpu-1: fabric-not-ready", "gpu-1-vgpu: fabric-not-ready"];
+    await_tainted(&cluster.api, &expected).await;
+    // The monitor may register for events only later.
+    eventually("taints of the XID", || {
+        raise_xid(&machine, 1, 79);
+        (tainted(&cluster.api) == XID_79).then_some(())
+    })
+    .await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_of_nvml_is_no_reset() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let machine = Machine::start(H100X2).unwrap();
+    let running = start(&cluster, &machine, Duration::from_secs(3600));
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    // The monitor may register for events only later.
+    let expected = ["gpu-1: xid-48", "gpu-1-vgpu: xid-48"];
+    eventually("taints", || {
+        raise_xid(&machine, 1, 48);
+        (tainted(&cluster.api) == expected).then_some(())
+    })
+    .await;
+    let release = async || {
+        let annotation = serde_json::json!({"gpu.drava.dev/release-nvml": "true"});
+        cluster.api.annotate_node(NODE, &annotation);
+        running.await_unmet(Condition::Gpus, "release-nvml").await;
+        cluster.api.annotate_node(NODE, &serde_json::json!({}));
+        running.await_ready().await;
+    };
+    release().await;
+    // The thread of the GPU reads the sensors before it waits for this event.
+    eventually("event of the open NVML", || {
+        raise_xid(&machine, 1, 9999);
+        event_kinds(&cluster.api, "GpuDegraded", GPU_UUIDS[1]).pop()
+    })
+    .await;
+    let recovered = event_kinds(&cluster.api, "GpuRecovered", "");
+    assert_eq!((recovered, tainted(&cluster.api).len()), (vec![], 2));
+
+    release().await;
+    eventually("recovery by a reset", || {
+        let gpu = GpuIndex(1);
+        machine.control(&Command::Reset { gpu }).unwrap();
+        tainted(&cluster.api).is_empty().then_some(())
+    })
+    .await;
     running.stop().await;
 }
 

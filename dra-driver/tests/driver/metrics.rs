@@ -18,7 +18,7 @@ use drava_dra_driver::metrics::operations::Operations;
 use drava_dra_driver::metrics::telemetry::GpuTable;
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::report::conditions::{Condition, Conditions};
-use drava_nvml::{GpuUuid, Memory, Telemetry, Utilization};
+use drava_nvml::{GpuUuid, Memory, Sensor, Telemetry, Utilization};
 use serde_json::json;
 use simulator_machine::testing::python;
 
@@ -31,25 +31,25 @@ const NOW: Now = Now {
 
 fn telemetry() -> Telemetry {
     Telemetry {
-        fabric: None,
-        memory_repair: None,
-        memory: Memory::Dedicated {
+        fabric: Sensor::Absent,
+        memory_repair: Sensor::Absent,
+        memory: Sensor::Value(Memory::Dedicated {
             total_bytes: 80 << 30,
             reserved_bytes: 1 << 30,
             used_bytes: 8 << 30,
-        },
-        utilization: Some(Utilization {
+        }),
+        utilization: Sensor::Value(Utilization {
             gpu_percent: 50,
             memory_percent: 25,
         }),
-        temperature_celsius: Some(40),
-        power_milliwatts: Some(70_500),
-        energy_millijoules: Some(12_500),
-        sm_clock_mhz: Some(1980),
-        memory_clock_mhz: Some(2619),
-        ecc_corrected: Some(3),
-        ecc_uncorrected: Some(0),
-        recovery_action: None,
+        temperature_celsius: Sensor::Value(40),
+        power_milliwatts: Sensor::Value(70_500),
+        energy_millijoules: Sensor::Value(12_500),
+        sm_clock_mhz: Sensor::Value(1980),
+        memory_clock_mhz: Sensor::Value(2619),
+        ecc_corrected: Sensor::Value(3),
+        ecc_uncorrected: Sensor::Value(0),
+        recovery_action: Sensor::Absent,
     }
 }
 

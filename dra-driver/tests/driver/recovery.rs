@@ -7,8 +7,8 @@ use drava_dra_driver::driver::Config;
 
 use crate::api_server::{CLAIMS, eventually};
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
-use crate::fixture::Allocated::Share;
-use crate::fixture::claim;
+use crate::fixture::Allocated::{Share, Whole};
+use crate::fixture::{GPU_UUIDS, claim};
 use crate::node::{base_of, lacks_device_files, page_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,6 +102,73 @@ async fn removes_orphans_at_start() {
             .find(|(reason, _)| reason == "OrphanRemoved")
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_gpu_blocks_one_thread_only() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    for (number, gpu) in [(1, 1), (2, 0)] {
+        cluster.api.put_claim(&claim(number, &[Whole(gpu)]));
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+    }
+    running.stop().await;
+    // Both claims are deleted by force while one of the GPUs hangs.
+    cluster.gpus.hang(Some(GPU_UUIDS[1]));
+    for number in [1, 2] {
+        cluster.api.delete_claim(&claim(number, &[]));
+    }
+    let (_running, plugin) = cluster.start_ready().await;
+    eventually("removal of the claim of the other GPU", || {
+        (!cluster.record_file(2).exists()).then_some(())
+    })
+    .await;
+    eventually("event", || {
+        let mut events = cluster.api.events().into_iter();
+        events.find(|(reason, note)| reason == "ClaimMissing" && note.contains(GPU_UUIDS[1]))
+    })
+    .await;
+    let reads = cluster.api.reads("claim-1");
+    eventually("more reconciliations", || {
+        (cluster.api.reads("claim-1") >= reads + 3).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.gpus.hanging_lists(), 1);
+    assert!(cluster.record_file(1).exists());
+    cluster.prepare_shares(&plugin, &[3]).await;
+    cluster.gpus.hang(None);
+    eventually("removal of the claim of the GPU", || {
+        (!cluster.record_file(1).exists()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stalled_reads_of_claims_hold_up_no_others() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let (running, plugin) = cluster.start_ready().await;
+    for number in 1..=12 {
+        let found = claim(number, &[Share(number % 2, "1Gi", "0")]);
+        cluster.api.put_claim(&found);
+        plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+    }
+    running.stop().await;
+    cluster
+        .api
+        .stall_reads((1..12).map(|number| format!("claim-{number}")));
+    cluster.api.delete_claim(&claim(12, &[]));
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("removal of claim 12", || {
+        (!cluster.record_file(12).exists()).then_some(())
+    })
+    .await;
+    assert!(cluster.record_file(1).exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

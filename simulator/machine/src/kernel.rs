@@ -514,6 +514,7 @@ impl Kernel {
             repair_pending: gpu.faults.repair_pending,
             repair_failed: gpu.faults.repair_failed,
             unsupported: gpu.faults.unsupported.clone(),
+            failing: gpu.faults.failing.clone(),
         })))
     }
 

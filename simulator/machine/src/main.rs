@@ -158,6 +158,9 @@ enum CtlCommand {
         /// Values that NVML does not report: memory, processes, utilization, temperature, power.
         #[arg(long, value_delimiter = ',')]
         unsupported: Vec<ReportedValue>,
+        /// NVML functions that fail, as NAME=CODE, such as nvmlDeviceGetTotalEccErrors=14.
+        #[arg(long, value_delimiter = ',', value_parser = failing_function)]
+        failing: Vec<(String, u32)>,
     },
 }
 
@@ -170,6 +173,14 @@ fn main() -> anyhow::Result<ExitCode> {
         Action::Ctl { root, command } => ctl(&DriverRoot::new(root), command)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn failing_function(text: &str) -> Result<(String, u32), String> {
+    let parsed = text.split_once('=').and_then(|(name, code)| {
+        let code = code.parse().ok().filter(|code| *code != 0)?;
+        name.starts_with("nvml").then(|| (name.to_owned(), code))
+    });
+    parsed.ok_or_else(|| format!("{text:?} is not NAME=CODE of an NVML function and its error"))
 }
 
 fn serve(arguments: &Serve) -> anyhow::Result<()> {
@@ -248,6 +259,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             holds_instances,
             temperature_celsius,
             unsupported,
+            failing,
         } => Command::Break {
             gpu: GpuIndex(gpu),
             faults: Faults {
@@ -262,6 +274,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 holds_instances,
                 temperature_celsius,
                 unsupported: unsupported.into_iter().collect(),
+                failing: failing.into_iter().collect(),
             },
         },
     };

@@ -4,6 +4,7 @@
 //! exported functions, or addresses from a struct that was one. `nvml.h` requires callers to pass
 //! null or a pointer to a valid object.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_uint};
 
 use nvml_wrapper_sys::bindings::{nvmlReturn_t, nvmlUUIDValue_t};
@@ -21,11 +22,27 @@ macro_rules! entry_points {
         unsafe extern "C" fn $name(
             $($argument: $kind),*
         ) -> ::nvml_wrapper_sys::bindings::nvmlReturn_t {
-            $crate::abi::code(move || -> $crate::abi::NvmlResult { $body })
+            $crate::abi::entry(stringify!($name), move || -> $crate::abi::NvmlResult { $body })
         }
     )*};
 }
 pub(crate) use entry_points;
+
+thread_local! {
+    /// The exported function that runs.
+    static FUNCTION: Cell<&'static str> = const { Cell::new("") };
+}
+
+/// Returns the name of the exported function that runs in this thread.
+pub(crate) fn function() -> &'static str {
+    FUNCTION.get()
+}
+
+/// Runs the body of an exported function.
+pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> NvmlResult) -> nvmlReturn_t {
+    FUNCTION.set(name);
+    code(body)
+}
 
 /// Runs a body and converts its result to an `nvmlReturn_t`.
 pub(crate) fn code(body: impl FnOnce() -> NvmlResult) -> nvmlReturn_t {

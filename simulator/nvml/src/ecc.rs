@@ -59,8 +59,10 @@ entry_points! {
 }
 
 fn require(handle: nvmlDevice_t) -> NvmlResult {
-    match device(handle)?.model()?.ecc {
-        true => Ok(()),
+    let device = device(handle)?;
+    match device.model()?.ecc {
+        // A GPU that is lost has no counts.
+        true => device.state().map(drop),
         false => Err(NvmlError::NotSupported),
     }
 }

@@ -14,6 +14,15 @@ macro_rules! errors {
             $($(#[$meta])* $name = $value,)*
         }
 
+        impl From<nvmlReturn_t> for NvmlError {
+            fn from(code: nvmlReturn_t) -> Self {
+                match code {
+                    $($value => Self::$name,)*
+                    _ => Self::Unknown,
+                }
+            }
+        }
+
         /// Text of `nvmlErrorString`.
         pub(crate) fn text(code: nvmlReturn_t) -> &'static CStr {
             match code {
@@ -36,10 +45,13 @@ errors! {
     InsufficientSize = 7, c"Insufficient Size";
     DriverNotLoaded = 9, c"Driver Not Loaded";
     Timeout = 10, c"Timeout";
+    CorruptedInforom = 14, c"infoROM is corrupted";
     GpuIsLost = 15, c"GPU is lost";
+    ResetRequired = 16, c"GPU requires restart";
     LibRmVersionMismatch = 18, c"Driver/library version mismatch";
     InUse = 19, c"In use by another client";
     Memory = 20, c"Insufficient Memory";
+    NoData = 21, c"No data";
     InsufficientResources = 23, c"Insufficient Resources";
     ArgumentVersionMismatch = 25, c"The provided version is invalid/unsupported";
     Unknown = 999, c"Unknown Error";

@@ -12,7 +12,7 @@ use simulator_machine::protocol::{
     ComputeInstanceState, GpuIndex, GpuInstanceState, GpuState, InstanceId, ReportedValue,
 };
 
-use crate::abi::NvmlResult;
+use crate::abi::{NvmlResult, function};
 use crate::error::NvmlError;
 use crate::library::{Library, library};
 
@@ -219,7 +219,11 @@ impl Device {
     }
 
     pub(crate) fn state(&self) -> NvmlResult<GpuState> {
-        self.library.state(self.gpu)
+        let state = self.library.state(self.gpu)?;
+        match state.failing.get(function()) {
+            Some(code) => Err((*code).into()),
+            None => Ok(state),
+        }
     }
 
     /// Returns the state if the GPU reports this value.

@@ -190,6 +190,6 @@ fn highest_clock(device: Device, clock: nvmlClockType_t) -> NvmlResult<c_uint> {
 fn current_clock(device: Device, clock: nvmlClockType_t) -> NvmlResult<c_uint> {
     match clock {
         GRAPHICS_CLOCK | SM_CLOCK => Ok(device.state()?.graphics_mhz),
-        _ => highest_clock(device, clock),
+        _ => device.state().and_then(|_| highest_clock(device, clock)),
     }
 }

@@ -8,26 +8,35 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
 use super::{Handle, Shared, call, optional};
-use crate::{MemoryRepair, RecoveryAction, Status, Telemetry};
+use crate::{MemoryRepair, RecoveryAction, Sensor, Status, Telemetry};
 
 impl Shared {
     pub(super) fn telemetry(&self, handle: Handle) -> Result<Telemetry, Status> {
         let device = self.device(handle);
-        let ecc = |kind| read(device.total_ecc_errors(kind, EccCounter::Volatile));
-        Ok(Telemetry {
-            memory: self.memory(handle)?,
-            utilization: self.utilization(handle)?,
-            temperature_celsius: read(device.temperature(TemperatureSensor::Gpu))?,
-            power_milliwatts: read(device.power_usage())?,
-            energy_millijoules: read(device.total_energy_consumption())?,
-            sm_clock_mhz: read(device.clock_info(Clock::SM))?,
-            memory_clock_mhz: read(device.clock_info(Clock::Memory))?,
+        let ecc = |kind| sensor(read(device.total_ecc_errors(kind, EccCounter::Volatile)));
+        let telemetry = Telemetry {
+            memory: sensor(self.memory(handle).map(Some))?,
+            utilization: sensor(self.utilization(handle))?,
+            temperature_celsius: sensor(read(device.temperature(TemperatureSensor::Gpu)))?,
+            power_milliwatts: sensor(read(device.power_usage()))?,
+            energy_millijoules: sensor(read(device.total_energy_consumption()))?,
+            sm_clock_mhz: sensor(read(device.clock_info(Clock::SM)))?,
+            memory_clock_mhz: sensor(read(device.clock_info(Clock::Memory)))?,
             ecc_corrected: ecc(MemoryError::Corrected)?,
             ecc_uncorrected: ecc(MemoryError::Uncorrected)?,
-            recovery_action: read(recovery_action(&device))?.flatten(),
-            fabric: self.fabric_state(handle)?,
-            memory_repair: self.memory_repair(&device, handle)?,
-        })
+            recovery_action: sensor(read(recovery_action(&device)).map(Option::flatten))?,
+            fabric: sensor(self.fabric_state(handle))?,
+            memory_repair: sensor(self.memory_repair(&device, handle))?,
+        };
+        let failure = telemetry
+            .failures()
+            .next()
+            .map(|(_, status)| status.clone());
+        match failure {
+            // The library or the GPU fails, not a sensor.
+            Some(status) if !telemetry.has_value() => Err(status),
+            Some(_) | None => Ok(telemetry),
+        }
     }
 
     fn memory_repair(
@@ -57,6 +66,18 @@ impl Shared {
             is_pending,
             has_failed: false,
         }))
+    }
+}
+
+/// Returns the reading of a sensor. A damaged infoROM or a defect of the NVIDIA driver fails single queries.
+///
+/// # Errors
+/// The error of a query that concerns all of the GPU or the library.
+fn sensor<T>(read: Result<Option<T>, Status>) -> Result<Sensor<T>, Status> {
+    match read {
+        Ok(value) => Ok(value.map_or(Sensor::Absent, Sensor::Value)),
+        Err(status) if status.concerns_query() => Ok(Sensor::Failed(status)),
+        Err(status) => Err(status),
     }
 }
 

@@ -7,9 +7,10 @@ use crate::node::options::{Options, UnhealthyEffect};
 
 /// Answer of an NVIDIA driver that reports recovery actions.
 const ANSWER: Observation = Observation::Answer(Answer {
-    action: Some(RecoveryAction::None),
-    fabric: None,
-    memory_repair: None,
+    action: Sensor::Value(RecoveryAction::None),
+    fabric: Sensor::Absent,
+    memory_repair: Sensor::Absent,
+    energy_millijoules: Sensor::Absent,
 });
 
 /// A GPU under a clock that only tests advance.
@@ -44,35 +45,43 @@ impl Gpu {
 
     fn action(&mut self, action: RecoveryAction) {
         self.observe(&Observation::Answer(Answer {
-            action: Some(action),
+            action: Sensor::Value(action),
+            ..Answer::default()
+        }));
+    }
+
+    /// Answers with this counter of energy, mJ.
+    fn energy(&mut self, millijoules: u64) {
+        self.observe(&Observation::Answer(Answer {
+            energy_millijoules: Sensor::Value(millijoules),
             ..Answer::default()
         }));
     }
 
     /// Answers every 5 s for this time, without the values that only newer NVIDIA drivers have.
     fn old_driver_for(&mut self, seconds: u64) {
-        for _ in 0..seconds / 5 {
-            self.silent_for(5);
-            self.observe(&Observation::Answer(Answer::default()));
-        }
+        self.repeat_for(seconds, &Observation::Answer(Answer::default()));
     }
 
     /// Answers every 5 s for this time with this state of the fabric.
     fn fabric_for(&mut self, seconds: u64, fabric: FabricState) {
-        for _ in 0..seconds / 5 {
-            self.silent_for(5);
-            self.observe(&Observation::Answer(Answer {
-                fabric: Some(fabric),
-                ..Answer::default()
-            }));
-        }
+        let answer = Answer {
+            fabric: Sensor::Value(fabric),
+            ..Answer::default()
+        };
+        self.repeat_for(seconds, &Observation::Answer(answer));
     }
 
     /// Answers every 5 s for this time.
     fn answer_for(&mut self, seconds: u64) {
+        self.repeat_for(seconds, &ANSWER);
+    }
+
+    /// Repeats an observation every 5 s for this time.
+    fn repeat_for(&mut self, seconds: u64, observation: &Observation) {
         for _ in 0..seconds / 5 {
             self.silent_for(5);
-            self.observe(&ANSWER);
+            self.observe(observation);
         }
     }
 
@@ -212,10 +221,13 @@ fn needs_reset_where_driver_reports_no_recovery_action() {
         let mut gpu = Gpu::recorded([(Scope::Gpu, Fault::Xid(xid))]);
         gpu.old_driver_for(7200);
         assert_eq!(gpu.fault(), value(&format!("xid-{xid}")));
-        // A reset needs a closed NVML.
-        gpu.state.release();
-        assert_eq!(gpu.fault(), value(&format!("xid-{xid}")), "not yet reset");
-        gpu.old_driver_for(5);
+        // Its counter of energy begins again with a reset.
+        for energy in [7_000_000, 7_100_000, 7_100_000] {
+            gpu.energy(energy);
+            gpu.observe(&Observation::Refusal(Status::DriverNotLoaded));
+            assert_eq!(gpu.fault(), value(&format!("xid-{xid}")), "not yet reset");
+        }
+        gpu.energy(100_000);
         assert_eq!(gpu.fault(), None);
     }
     let mut gpu = Gpu::new();
@@ -258,7 +270,7 @@ fn waits_two_minutes_for_fabric() {
 fn reports_memory_repairs() {
     let answer = |is_pending, has_failed| {
         Observation::Answer(Answer {
-            memory_repair: Some(MemoryRepair {
+            memory_repair: Sensor::Value(MemoryRepair {
                 is_pending,
                 has_failed,
             }),
@@ -274,6 +286,45 @@ fn reports_memory_repairs() {
     gpu.observe(&answer(false, true));
     assert_eq!(gpu.fault(), value("memory-repair-failed"));
     assert!(gpu.health().degradations.is_empty());
+}
+
+#[test]
+fn failed_query_withdraws_nothing() {
+    let silent = Observation::Answer(Answer {
+        action: Sensor::Failed(Status::Timeout),
+        fabric: Sensor::Failed(Status::Timeout),
+        memory_repair: Sensor::Failed(Status::Timeout),
+        energy_millijoules: Sensor::Failed(Status::Timeout),
+    });
+    let mut gpu = Gpu::new();
+    gpu.xid(95);
+    gpu.action(RecoveryAction::GpuReset);
+    gpu.observe(&silent);
+    gpu.action(RecoveryAction::GpuReset);
+    assert_eq!(gpu.fault(), value("xid-95"), "the action was not withdrawn");
+    gpu.action(RecoveryAction::None);
+    gpu.xid(95);
+    gpu.repeat_for(7200, &silent);
+    assert_eq!(gpu.fault(), value("xid-95"), "an action may be requested");
+
+    let mut gpu = Gpu::new();
+    gpu.fabric_for(60, FabricState::NotStarted);
+    gpu.repeat_for(65, &silent);
+    assert_eq!(gpu.fault(), value("fabric-not-ready"));
+
+    let mut gpu = Gpu::new();
+    gpu.observe(&Observation::Answer(Answer {
+        memory_repair: Sensor::Value(MemoryRepair {
+            is_pending: true,
+            has_failed: true,
+        }),
+        ..Answer::default()
+    }));
+    gpu.observe(&silent);
+    assert_eq!(gpu.fault(), value("memory-repair-failed"));
+    gpu.observe(&Observation::Missing);
+    gpu.observe(&silent);
+    assert_eq!(gpu.fault(), None, "the GPU was gone and answers");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Fault injection.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,9 @@ pub struct Faults {
     pub temperature_celsius: Option<u32>,
     /// Values that NVML does not report.
     pub unsupported: BTreeSet<ReportedValue>,
+    /// NVML functions that fail for the GPU, by name, with their `nvmlReturn_t`.
+    #[serde(default)]
+    pub failing: BTreeMap<String, u32>,
 }
 
 impl Kernel {

@@ -19,6 +19,8 @@ pub(super) struct Gpu {
     pub(super) partitions: Partitions,
     pub(super) compute_mode: ComputeMode,
     started: Nanos,
+    /// Energy until the last reset, nJ.
+    spent_nanojoules: u128,
     /// First unused byte of the memory file. Ranges are never reused: the file is sparse and
     /// practically unlimited, so memory does not fragment.
     next_offset: u64,
@@ -50,6 +52,7 @@ impl Gpu {
             partitions: Partitions::new(model.mig.clone(), described),
             compute_mode: ComputeMode::default(),
             started: now,
+            spent_nanojoules: 0,
             next_offset: 0,
             model,
         }
@@ -77,7 +80,20 @@ impl Gpu {
         percent / step * step
     }
 
-    /// Temperature and power follow the last sampling period; energy covers the whole run.
+    /// Restarts the counter of energy.
+    pub(super) fn reset_energy(&mut self) {
+        self.spent_nanojoules = self.nanojoules();
+    }
+
+    /// Energy of the whole run, nJ.
+    fn nanojoules(&self) -> u128 {
+        let power = &self.model.power_milliwatts;
+        let uptime = u128::from(self.engine.now() - self.started);
+        let busy = u128::from(self.engine.counters(None).weighted);
+        uptime * u128::from(power.idle) + busy * u128::from(power.limit.saturating_sub(power.idle))
+    }
+
+    /// Temperature and power follow the last sampling period; energy covers the time since the last reset.
     pub(super) fn sensors(&self) -> Sensors {
         let last = self.samples().last();
         let percent = last.map_or(0, |sample| self.percent(sample.total));
@@ -89,10 +105,7 @@ impl Gpu {
             &self.model.temperature_celsius,
             &self.model.power_milliwatts,
         );
-        let uptime = u128::from(self.engine.now() - self.started);
-        let busy = u128::from(self.engine.counters(None).weighted);
-        let nanojoules = uptime * u128::from(power.idle)
-            + busy * u128::from(power.limit.saturating_sub(power.idle));
+        let nanojoules = self.nanojoules().saturating_sub(self.spent_nanojoules);
         Sensors {
             utilization: Utilization {
                 gpu_percent: percent,

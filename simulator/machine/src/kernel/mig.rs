@@ -104,6 +104,7 @@ impl Kernel {
         }
         let gpu = self.gpu_mut(index)?;
         gpu.partitions.reset();
+        gpu.reset_energy();
         gpu.faults.recovery_action = 0;
         gpu.faults.repair_pending = false;
         Ok(())

@@ -1,6 +1,6 @@
 //! NVML snapshot of one GPU.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,8 @@ pub struct GpuState {
     pub repair_failed: bool,
     /// Values that the GPU does not report.
     pub unsupported: BTreeSet<ReportedValue>,
+    /// NVML functions that fail, by name, with their `nvmlReturn_t`.
+    pub failing: BTreeMap<String, u32>,
 }
 
 /// A group of values that a GPU may not report.
