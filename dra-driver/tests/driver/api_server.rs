@@ -400,12 +400,13 @@ impl ApiServer {
             Method::GET => {
                 let mut objects = self.objects();
                 *objects.reads.entry(path.to_owned()).or_default() += 1;
-                if [SLICES, CLAIMS, NODES].contains(&path)
-                    || path.ends_with("/resourceclaims")
-                    || path == PROFILES && objects.has_profiles
-                {
-                    let query = uri.query().unwrap_or_default();
+                let is_collection = [SLICES, CLAIMS, NODES, PROFILES].contains(&path)
+                    || path.ends_with("/resourceclaims");
+                let query = uri.query().unwrap_or_default();
+                if is_collection {
                     objects.lists.push((path.to_owned(), query.to_owned()));
+                }
+                if is_collection && (path != PROFILES || objects.has_profiles) {
                     return list(&objects, path, query);
                 }
                 match objects.by_path.get(path).cloned() {
