@@ -23,6 +23,7 @@ use drava_explanation::owner::name_for;
 use drava_explanation::suspension as share;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::time::Instant;
 
 use super::decision::Group;
@@ -59,6 +60,9 @@ pub(super) struct Suspensions {
     claims: BTreeMap<ObjectKey, Suspension>,
     /// Claims whose config allows it.
     allowed: BTreeSet<ObjectKey>,
+    /// Claims of which the node driver says that they are suspended or being resumed, whatever is intended: their memory is in host
+    /// memory.
+    answered: BTreeSet<ObjectKey>,
     /// Claims that are not suspended for a pod before this time.
     protected: BTreeMap<ObjectKey, Instant>,
     /// Claims whose shares are idle.
@@ -102,6 +106,12 @@ impl Suspensions {
             Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
         };
+        let is_held =
+            |answer: &Condition| answer.status == "True" || suspension::is_resuming(answer);
+        match suspension::answers(claim).any(is_held) {
+            true => self.answered.insert(key.clone()),
+            false => self.answered.remove(&key),
+        };
         let metadata = &claim.metadata;
         let is_intended = suspension::is_intended(metadata);
         if !is_intended && !suspension::is_wished(metadata) {
@@ -131,6 +141,7 @@ impl Suspensions {
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         self.claims.remove(key);
         self.allowed.remove(key);
+        self.answered.remove(key);
         self.protected.remove(key);
         self.idle.remove(key);
     }

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{add_suspendable, add_with, wish};
 use crate::action::{EvictionFailure, EvictionOutcome};
 use crate::decide::planner::tests::cluster::{TestCluster, applied};
-use crate::fixture::object;
+use crate::fixture::{object, pod};
 use crate::watch::Observation;
 
 const START: &str = "2026-01-01T00:00:00Z";
@@ -318,4 +318,72 @@ fn pod_of_idle_share_is_evicted_once_and_not_while_it_ends() {
         cluster.settle();
         assert!(cluster.evictions.is_empty());
     }
+}
+
+#[test]
+fn idle_share_that_cannot_be_suspended_is_tried_again() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "other", "10Gi", 0);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    super::host_memory::limit_host_memory(&mut cluster, "n1", 60 << 10);
+    super::suspend(&mut cluster, "other");
+    policy(&mut cluster, "suspend");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "too little host memory");
+    cluster.end("other");
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "it is tried now and then");
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn idle_claim_of_the_next_pod_is_looked_at_again() {
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.evict().len(), 1);
+    // The claim outlives its pod, and nothing has used it since.
+    cluster.delete_pod("nb");
+    cluster.add_pod(pod("next", &["nb"]));
+    cluster.bind(("next", "n1"));
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    let state = "its share has used no GPU time since 2026-01-01T00:00:00Z";
+    assert_eq!(cluster.evict(), [format!("next because {state}")]);
+}
+
+#[test]
+fn eviction_of_idle_pod_is_repeated_some_time_after_it_failed() {
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR);
+    cluster.settle();
+    let eviction = cluster.evictions.pop().unwrap();
+    // The API server answers late.
+    let late = Duration::from_secs(100);
+    cluster.advance(late);
+    cluster.settle();
+    let failure = EvictionFailure {
+        victim: eviction.victims[0].clone(),
+        message: "the disruption budget".to_owned(),
+    };
+    let outcome = EvictionOutcome {
+        eviction,
+        evicted: Vec::new(),
+        failure: Some(failure),
+    };
+    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.evictions.len(), 1);
 }
