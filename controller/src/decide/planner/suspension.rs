@@ -206,7 +206,10 @@ impl Planner {
     /// Returns the shares to decide in a round, with the priority of their pods, the highest first: each is decided before the
     /// pods of its priority, which do not overtake it.
     pub(super) fn shares_of_round(&mut self, now: Instant) -> VecDeque<(i32, ObjectKey)> {
-        for known in self.commitments.suspensions.claims.values_mut() {
+        let suspensions = &mut self.commitments.suspensions;
+        suspensions.protected.retain(|_, until| now < *until);
+        suspensions.evicting.retain(|_, until| now < *until);
+        for known in suspensions.claims.values_mut() {
             let preemptor = known.awaited.as_ref().map(|(preemptor, _)| &preemptor.uid);
             let is_gone = preemptor.is_some_and(|uid| self.backlog.queue.get(uid).is_none());
             if is_gone {
@@ -225,9 +228,6 @@ impl Planner {
     /// Suspends and resumes what is due. While pods that are due are not decided, no share is resumed.
     pub(super) fn decide_suspensions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let now = time.instant;
-        let suspensions = &mut self.commitments.suspensions;
-        suspensions.protected.retain(|_, until| now < *until);
-        suspensions.evicting.retain(|_, until| now < *until);
         for key in self.due_suspensions(now) {
             self.decide_suspension(&key, time, actions);
         }

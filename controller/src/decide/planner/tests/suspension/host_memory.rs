@@ -67,6 +67,8 @@ fn wish_waits_for_host_memory_of_the_node() {
     let why = "the share of claim b cannot be suspended: the suspended shares of node n1 may have 30 GiB of host memory \
                (suspend.hostMemory of its GpuNodeProfile); they have 20 GiB, and 20 GiB more are necessary";
     assert_eq!(cluster.messages_of("Pod/b"), [why]);
+    let due = cluster.planner.next_deadline().unwrap();
+    assert!(due > cluster.now, "it is tried now and then");
     wish(&mut cluster, "a", false);
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["-a"]);

@@ -16,9 +16,13 @@ const START: &str = "2026-01-01T00:00:00Z";
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn policy(cluster: &mut TestCluster, action: &str) {
+    policy_after(cluster, "1h", action);
+}
+
+fn policy_after(cluster: &mut TestCluster, after: &str, action: &str) {
     let policy = object(json!({
         "metadata": {"name": "idle", "uid": "idle", "resourceVersion": "1"},
-        "spec": {"idle": {"after": "1h", "action": action}},
+        "spec": {"idle": {"after": after, "action": action}},
     }));
     let observation = Observation::Policy(applied(policy));
     cluster.planner.observe(observation, cluster.now);
@@ -337,6 +341,38 @@ fn idle_share_that_cannot_be_suspended_is_tried_again() {
     cluster.settle();
     assert!(cluster.suspensions.is_empty(), "it is tried now and then");
     cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn refused_idle_share_is_not_suspended_again_at_once() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    policy_after(&mut cluster, "1m", "suspend");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(Duration::from_secs(60));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    let at = "2026-01-01T00:01:00Z";
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("False", "SuspendFailed", at)),
+    );
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+    report(&mut cluster, Some(START), Some(("False", "Resumed", at)));
+    cluster.advance(Duration::from_secs(120));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let last = cluster.messages_of("Pod/nb").last().copied();
+    let why = "and cannot be suspended: its node has not suspended it a short time ago";
+    assert!(last.is_some_and(|last| last.ends_with(why)), "{last:?}");
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    cluster.advance(Duration::from_secs(300));
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["+nb"]);
 }
