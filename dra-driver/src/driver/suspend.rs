@@ -105,6 +105,8 @@ struct Followed {
     note: Option<String>,
     /// Its share, while it is suspended and not demanded.
     undemanded: Option<ShareId>,
+    /// Whether its processes may stand still although its share is not suspended.
+    is_between: bool,
 }
 
 /// A suspension that failed.
@@ -137,6 +139,7 @@ impl Followed {
             rest: FIRST_REST,
             note: None,
             undemanded: None,
+            is_between: false,
         }
     }
 
@@ -156,6 +159,10 @@ impl Followed {
             message,
             until,
         });
+    }
+
+    fn is_due(&self) -> bool {
+        self.due <= Instant::now()
     }
 
     /// Sets when the next review is due.
@@ -223,29 +230,20 @@ impl<E: Effects> Follower for Task<E> {
                 followed.insert(uid.clone(), Followed::new());
             }
         }
-        let mut ended = Vec::new();
         self.expedite_demanded(&mut followed);
-        for (uid, claim) in &mut followed {
-            if claim.due > Instant::now() {
-                continue;
-            }
-            let reviewed = self.review_claim(uid, claim).await;
-            let left = reviewed.unwrap_or_else(Left::Open);
-            let note = match &left {
-                Left::Open(note) => Some(note.clone()),
-                Left::Nothing | Left::Kept => None,
-            };
-            let is_new = claim.note != note;
-            if let Some(note) = note.as_ref().filter(|_| is_new) {
-                tracing::info!(claim.uid = %uid, note, "a suspension waits");
-            }
-            claim.note = note;
-            claim.schedule(&left, is_new);
-            if matches!(left, Left::Nothing) {
-                ended.push(uid.clone());
+        let due = followed.iter().filter(|(_, claim)| claim.is_due());
+        for uid in due.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            // Processes that stand still do not wait for the reviews of all other claims.
+            let between = followed.iter().filter(|(_, claim)| claim.is_between);
+            let between: Vec<ClaimUid> = between.map(|(uid, _)| uid.clone()).collect();
+            for uid in between.into_iter().chain([uid]) {
+                if let Some(claim) = followed.get_mut(&uid).filter(|claim| claim.is_due())
+                    && self.review_followed(&uid, claim).await
+                {
+                    followed.remove(&uid);
+                }
             }
         }
-        followed.retain(|uid, _| !ended.contains(uid));
         let due = followed.values().map(|claim| claim.due).min();
         let polls = followed.values().any(|claim| claim.undemanded.is_some());
         let poll = polls.then(|| Instant::now() + DEMAND_POLL);
@@ -310,6 +308,23 @@ impl<E: Effects> Task<E> {
         read.map_err(|error| describe(&error))
     }
 
+    /// Reviews a claim and sets when the next review is due. Returns whether there is nothing more to do for it.
+    async fn review_followed(&self, uid: &ClaimUid, claim: &mut Followed) -> bool {
+        let reviewed = self.review_claim(uid, claim).await;
+        let left = reviewed.unwrap_or_else(Left::Open);
+        let note = match &left {
+            Left::Open(note) => Some(note.clone()),
+            Left::Nothing | Left::Kept => None,
+        };
+        let is_new = claim.note != note;
+        if let Some(note) = note.as_ref().filter(|_| is_new) {
+            tracing::info!(claim.uid = %uid, note, "a suspension waits");
+        }
+        claim.note = note;
+        claim.schedule(&left, is_new);
+        matches!(left, Left::Nothing)
+    }
+
     /// Takes the steps of a claim until something must be waited for.
     async fn review_claim(&self, uid: &ClaimUid, followed: &mut Followed) -> Result<Left, String> {
         followed.undemanded = None;
@@ -363,6 +378,7 @@ impl<E: Effects> Task<E> {
             followed.refusals.retain(&look);
             let recorded = share.and_then(|(_, share)| share.suspension.clone());
             let phase = recorded.as_ref().map(|recorded| recorded.phase);
+            followed.is_between = matches!(phase, Some(Phase::Suspending | Phase::Resuming));
             let refusal = refusal.or(look.refusal);
             if let (Some(Phase::Suspending), Some(why), None, true) =
                 (phase, &refusal, &followed.failure, is_wanted)

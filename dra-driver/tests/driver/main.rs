@@ -22,6 +22,7 @@ mod gpu_health;
 mod idle;
 mod kubelet;
 mod limits_killed;
+mod live_node;
 mod measurements;
 mod metrics;
 mod mounts;
@@ -50,6 +51,7 @@ mod slices;
 mod spatial;
 mod stop;
 mod suspend;
+mod suspensions_killed;
 mod tenant;
 
 mod walls;

@@ -16,8 +16,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -25,21 +23,15 @@ use std::time::{Duration, Instant};
 use drava_dra_driver::node::claim::ShareId;
 use drava_dra_driver::node::limits_page::Page;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
-use drava_fake_kubelet::FakeKubelet;
-use gpu_tenants::library;
 use serde_json::{Value, json};
-use simulator_machine::description::H100X2;
-use simulator_machine::testing::{Machine, poll};
-use tokio::runtime::Handle;
+use simulator_machine::testing::poll;
 
-use crate::api_server::ApiServer;
-use crate::cluster::kubelet_claim;
-use crate::driver_process::DriverProcess;
 use crate::fixture::Allocated::Share;
-use crate::fixture::{GPU_UUIDS, NODE, claim, claim_ref, share_id};
+use crate::fixture::{claim, claim_ref, share_id};
 use crate::limits_killed::{Random, number, report};
+use crate::live_node::{ALLOCATABLE_MIB, LiveNode, Program};
 use crate::namespace::in_mount_namespace;
-use crate::node::{TestNode, lacks_device_files, spec_of};
+use crate::node::lacks_device_files;
 
 const TEST: &str = "resizes::no_byte_is_promised_twice_while_shares_are_resized";
 
@@ -54,9 +46,6 @@ const PROGRAMS: usize = 2;
 const BASE: &str = "12Gi";
 const BASE_GIB: u64 = 12;
 const MOST_GIB: usize = 12;
-
-/// Memory that the shares of an H100 can get, MiB.
-const ALLOCATABLE_MIB: u64 = 80_480;
 
 /// Companions that a share has at once.
 const COMPANIONS: usize = 2;
@@ -81,19 +70,6 @@ struct Base {
     programs: Mutex<Vec<Program>>,
 }
 
-/// A program in a container of its own. `unshare` becomes the shell, and the shell the program.
-struct Program {
-    process: Child,
-    output: PathBuf,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 /// What happened, to see that the run was not empty.
 #[derive(Default)]
 struct Counts {
@@ -112,17 +88,12 @@ struct Counts {
 }
 
 struct World {
-    machine: Machine,
-    node: TestNode,
-    api: ApiServer,
-    kubelet: FakeKubelet,
-    driver: Mutex<Option<DriverProcess>>,
-    runtime: Handle,
+    live: LiveNode,
     bases: Vec<Base>,
     /// Held while the test decides as the controller.
     controller: Mutex<()>,
     next_companion: AtomicU32,
-    next_output: AtomicU32,
+    next_program: AtomicU32,
     rounds: usize,
     has_ended: AtomicBool,
     counts: Counts,
@@ -139,22 +110,13 @@ struct Seen {
 
 impl World {
     async fn start(rounds: usize) -> Self {
-        let machine = Machine::start(H100X2).unwrap();
-        let mut node = TestNode::new();
-        machine.root().clone_into(&mut node.paths.driver_root_mount);
-        let image = &node.paths.artifacts_dir;
-        fs::copy(library::shipped().unwrap(), image.join("libvgpu.so")).unwrap();
-        let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
-        let api = ApiServer::start(NODE).await;
-        let driver = DriverProcess::start(&node, &api, &[]);
-        let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
-        driver.await_ready().await;
+        let live = LiveNode::start().await;
         let mut bases = Vec::new();
         for gpu in 0..2 {
             for index in 1..=SHARES {
                 let number = gpu * SHARES + index;
-                api.put_claim(&claim(number, &[Share(gpu, BASE, "0")]));
-                plugin.prepare_one(&kubelet_claim(number)).await.unwrap();
+                live.api.put_claim(&claim(number, &[Share(gpu, BASE, "0")]));
+                live.prepare(number).await;
                 bases.push(Base {
                     number,
                     gpu,
@@ -164,16 +126,11 @@ impl World {
             }
         }
         let world = Self {
-            machine,
-            node,
-            api,
-            kubelet,
-            driver: Mutex::new(Some(driver)),
-            runtime: Handle::current(),
+            live,
             bases,
             controller: Mutex::default(),
             next_companion: AtomicU32::new(FIRST_COMPANION),
-            next_output: AtomicU32::new(0),
+            next_program: AtomicU32::new(0),
             rounds,
             has_ended: AtomicBool::new(false),
             counts: Counts::default(),
@@ -187,60 +144,20 @@ impl World {
         world
     }
 
-    /// Starts a program with the variables and mounts of the CDI spec of its share.
     fn start_program(&self, base: &Base) -> Program {
-        let spec = fs::read(spec_of(&self.node, base.number)).unwrap();
-        let spec: Value = serde_json::from_slice(&spec).unwrap();
-        let edits = &spec["devices"][0]["containerEdits"];
-        let mut setup = String::from("set -eu\nmount -t tmpfs none /run\n");
-        for mount in edits["mounts"].as_array().unwrap() {
-            let [from, to] = ["hostPath", "containerPath"].map(|end| mount[end].as_str().unwrap());
-            if to.starts_with("/run/") {
-                setup += &format!("mkdir -p {to}; mount --bind {from} {to}\n");
-            }
-        }
-        setup += "exec \"$@\"\n";
-        let index = self.next_output.fetch_add(1, Ordering::Relaxed);
-        let output = self.node.root.path().join(format!("program-{index}"));
-        let probe = self.machine.program("cuda-probe").unwrap();
-        let variables = edits["env"].as_array().into_iter().flatten();
-        let variables = variables.filter_map(|one| one.as_str()?.split_once('='));
-        let file = fs::File::create(&output).unwrap();
-        let process = self
-            .machine
-            .command("unshare")
-            .args([
-                "--mount",
-                "--propagation",
-                "private",
-                "sh",
-                "-c",
-                &setup,
-                "sh",
-            ])
-            .arg(probe.get_program())
-            .args([
-                "churn",
-                "--largest-mib",
-                "1024",
-                "--held",
-                "40",
-                "--pause-us",
-                "3000",
-            ])
-            .arg(format!("--seed={}", index + 1))
-            .envs(variables)
-            .env(
-                "CUDA_VISIBLE_DEVICES",
-                GPU_UUIDS[usize::try_from(base.gpu).unwrap()],
-            )
-            .env("LD_PRELOAD", library::shipped().unwrap())
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().unwrap())
-            .stderr(file)
-            .spawn()
-            .unwrap();
-        Program { process, output }
+        let seed = self.next_program.fetch_add(1, Ordering::Relaxed) + 1;
+        let seed = format!("--seed={seed}");
+        let churn = [
+            "churn",
+            "--largest-mib",
+            "1024",
+            "--held",
+            "40",
+            "--pause-us",
+            "3000",
+            &seed,
+        ];
+        self.live.start_program(base.number, base.gpu, &churn)
     }
 
     /// Ends a program with SIGKILL and starts another one.
@@ -284,25 +201,10 @@ impl World {
         fs::remove_file(output).unwrap();
     }
 
-    /// Ends the node driver with SIGKILL and starts another one, if none is starting.
-    fn kill_driver(&self) {
-        let Ok(mut driver) = self.driver.try_lock() else {
-            return;
-        };
-        drop(driver.take());
-        let started = DriverProcess::start(&self.node, &self.api, &[]);
-        self.runtime.block_on(async {
-            self.kubelet.register("gpu.drava.dev").await.unwrap();
-            started.await_ready().await;
-        });
-        *driver = Some(started);
-        self.counts.driver_kills.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// Returns the claims of a share by UID: bytes.
     fn claims_of(&self, base: &Base) -> Vec<(String, u64)> {
         let label = claim_ref(base.number).uid;
-        let claims = self.api.claims().into_iter().filter(|claim| {
+        let claims = self.live.api.claims().into_iter().filter(|claim| {
             let metadata = &claim["metadata"];
             metadata["uid"] == label.as_str()
                 || metadata["labels"]["gpu.drava.dev/companion-of"] == label.as_str()
@@ -326,7 +228,7 @@ impl World {
     fn read(&self, base: &Base) -> Seen {
         let uid = claim_ref(base.number).uid;
         let share = ShareId::parse(&share_id(base.number, 0)).unwrap();
-        let layout = self.node.layout();
+        let layout = self.live.node.layout();
         let limit = || {
             let page = Page::open(&layout.limits(&uid, &share)).unwrap();
             page.limits().memory_limit_bytes.unwrap()
@@ -339,6 +241,7 @@ impl World {
         let record_before = record();
         let limit_before = limit();
         let gpu = self
+            .live
             .machine
             .gpu(usize::try_from(base.gpu).unwrap())
             .unwrap();
@@ -449,13 +352,16 @@ impl World {
             json!({"gpu.drava.dev/companion-of": claim_ref(base.number).uid.as_str()});
         let result = &mut companion["status"]["allocation"]["devices"]["results"][0];
         result["consumedCapacity"]["memory"] = json!(format!("{gib}Gi"));
-        self.api.put_claim_json(&companion);
+        self.live.api.put_claim_json(&companion);
         Some(number)
     }
 
     /// Returns the reason of a companion's condition.
     fn granted(&self, number: u32) -> Option<String> {
-        let condition = self.api.condition(&format!("claim-{number}"), "Granted")?;
+        let condition = self
+            .live
+            .api
+            .condition(&format!("claim-{number}"), "Granted")?;
         Some(condition["reason"].as_str()?.to_owned())
     }
 
@@ -547,7 +453,7 @@ impl World {
     fn give_back(&self, base: &Base, number: u32, gib: u64) {
         base.promised.fetch_sub(gib * GIB, Ordering::SeqCst);
         let name = format!("claim-{number}");
-        self.api.edit_claim(&name, |claim| {
+        self.live.api.edit_claim(&name, |claim| {
             claim["metadata"]["deletionTimestamp"] = json!("2026-11-29T00:00:00Z");
         });
         self.await_reason(number, "Released");
@@ -570,7 +476,7 @@ impl World {
             base.number
         );
         let _controller = self.controller.lock().unwrap();
-        self.api.remove_claim(&name);
+        self.live.api.remove_claim(&name);
     }
 
     /// Ends something at a random time.
@@ -578,7 +484,11 @@ impl World {
         let delay = u64::try_from(random.below(LATEST_KILL_MS)).unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         match random.below(2) {
-            0 => self.kill_driver(),
+            0 => {
+                let is_killed = self.live.kill_driver(|| {});
+                let kills = &self.counts.driver_kills;
+                kills.fetch_add(usize::from(is_killed), Ordering::Relaxed);
+            }
             _ => self.kill_program(base, &mut random),
         }
     }

@@ -23,6 +23,7 @@ use drava_explanation::owner::name_for;
 use drava_explanation::suspension as share;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::time::Instant;
 
 use super::decision::Group;
@@ -60,6 +61,9 @@ pub(super) struct Suspensions {
     claims: BTreeMap<ObjectKey, Suspension>,
     /// Claims whose config allows it.
     allowed: BTreeSet<ObjectKey>,
+    /// Claims of which the node driver says that they are suspended or being resumed, whatever is intended: their memory is in host
+    /// memory.
+    answered: BTreeSet<ObjectKey>,
     /// Claims that are not suspended for a pod before this time.
     protected: BTreeMap<ObjectKey, Instant>,
     /// Claims whose shares are idle.
@@ -103,6 +107,12 @@ impl Suspensions {
             Ok(_) => self.allowed.insert(key.clone()),
             Err(_) => self.allowed.remove(&key),
         };
+        let is_held =
+            |answer: &Condition| answer.status == "True" || suspension::is_resuming(answer);
+        match suspension::answers(claim).any(is_held) {
+            true => self.answered.insert(key.clone()),
+            false => self.answered.remove(&key),
+        };
         let metadata = &claim.metadata;
         let is_intended = suspension::is_intended(metadata);
         if !is_intended && !suspension::is_wished(metadata) {
@@ -132,6 +142,7 @@ impl Suspensions {
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         self.claims.remove(key);
         self.allowed.remove(key);
+        self.answered.remove(key);
         self.protected.remove(key);
         self.idle.remove(key);
     }
@@ -198,7 +209,10 @@ impl Planner {
     /// Returns the shares to decide in a round, with the priority of their pods, the highest first: each is decided before the
     /// pods of its priority, which do not overtake it.
     pub(super) fn shares_of_round(&mut self, now: Instant) -> VecDeque<(i32, ObjectKey)> {
-        for known in self.commitments.suspensions.claims.values_mut() {
+        let suspensions = &mut self.commitments.suspensions;
+        suspensions.protected.retain(|_, until| now < *until);
+        suspensions.evicting.retain(|_, until| now < *until);
+        for known in suspensions.claims.values_mut() {
             let preemptor = known.awaited.as_ref().map(|(preemptor, _)| &preemptor.uid);
             let is_gone = preemptor.is_some_and(|uid| self.backlog.queue.get(uid).is_none());
             if is_gone {
@@ -217,9 +231,6 @@ impl Planner {
     /// Suspends and resumes what is due. While pods that are due are not decided, no share is resumed.
     pub(super) fn decide_suspensions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         let now = time.instant;
-        let suspensions = &mut self.commitments.suspensions;
-        suspensions.protected.retain(|_, until| now < *until);
-        suspensions.evicting.retain(|_, until| now < *until);
         for key in self.due_suspensions(now) {
             self.decide_suspension(&key, time, actions);
         }

@@ -179,9 +179,10 @@ impl Planner {
         if suspensions.contains(key) || suspension::is_suspended(claim) {
             return;
         }
-        let refusal = suspension::answers(claim).find(|answer| !answer.message.is_empty());
-        let refusal = refusal.filter(|_| suspensions.protected.contains_key(key));
-        let problem = refusal.map(|refusal| refusal.message.clone());
+        let problem = suspensions.protected.contains_key(key).then(|| {
+            let refusal = suspension::refusal(claim).map(|refusal| refusal.message.clone());
+            refusal.unwrap_or_else(|| "its node has not suspended it a short time ago".to_owned())
+        });
         let problem = problem.or_else(|| self.suspension_problem_now(claim));
         let message = match &problem {
             None => {

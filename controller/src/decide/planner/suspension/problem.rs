@@ -93,19 +93,27 @@ impl Planner {
 
     /// Returns the memory of the shares that are suspended, or on their way there or back, by pool.
     pub(super) fn suspended_memory(&self) -> BTreeMap<String, Quantity> {
+        let suspensions = &self.commitments.suspensions;
         let mut memory: BTreeMap<String, Quantity> = BTreeMap::new();
-        for (key, known) in &self.commitments.suspensions.claims {
-            let Some(claim) = self.commitments.ledger.claim(key) else {
+        let intended = suspensions.claims.iter().filter(|(key, known)| {
+            let claim = self.commitments.ledger.claim(key);
+            // What the node has refused stays on the GPU.
+            let is_intended = claim.is_some_and(|claim| {
+                suspension::is_intended(&claim.metadata) && suspension::refusal(claim).is_none()
+            });
+            known.write == Write::Intending || is_intended
+        });
+        let intended = intended.map(|(key, _)| key);
+        let holding: BTreeSet<&ObjectKey> = intended.chain(&suspensions.answered).collect();
+        for key in holding {
+            let claim = self.commitments.ledger.claim(key);
+            // A node that was restarted has no copy any more.
+            let Some(claim) = claim.filter(|claim| !suspension::is_lost(claim)) else {
                 continue;
             };
-            // What the node has refused stays on the GPU.
-            let is_intended =
-                suspension::is_intended(&claim.metadata) && suspension::refusal(claim).is_none();
-            if known.write == Write::Intending || is_intended {
-                let device = AllocatedDevice::of_claim(claim).into_iter().next();
-                let pool = device.map(|device| device.pool).unwrap_or_default();
-                *memory.entry(pool).or_insert(Quantity::ZERO) += share::memory_of(claim);
-            }
+            let device = AllocatedDevice::of_claim(claim).into_iter().next();
+            let pool = device.map(|device| device.pool).unwrap_or_default();
+            *memory.entry(pool).or_insert(Quantity::ZERO) += share::memory_of(claim);
         }
         memory
     }

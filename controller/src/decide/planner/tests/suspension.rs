@@ -673,3 +673,27 @@ fn intent_that_cannot_be_written_is_not_tried_again() {
     assert!(cluster.suspensions.is_empty());
     assert_eq!(cluster.evict(), ["low for urgent"]);
 }
+
+#[test]
+fn share_that_was_not_suspended_in_time_is_not_tried_for_other_pods() {
+    for (seconds, is_tried) in [(599, false), (600, true)] {
+        let mut cluster = TestCluster::new(&["n1"]);
+        add_suspendable(&mut cluster, "low", "60Gi", 0);
+        cluster.add_pod_of_priority("urgent", "60Gi", 10);
+        cluster.settle();
+        assert_eq!(cluster.write_intents(), ["+low"]);
+        answer(&mut cluster, "low", "False", "SuspendFailed");
+        cluster.actions();
+        cluster.end("urgent");
+        cluster.settle();
+        assert_eq!(cluster.write_intents(), ["-low"]);
+        cluster.evictions.clear();
+        answer(&mut cluster, "low", "False", "Resumed");
+        cluster.advance(Duration::from_secs(seconds));
+        cluster.add_pod_of_priority("second", "60Gi", 10);
+        cluster.settle();
+        let tried = suspended_pods(&mut cluster);
+        assert_eq!(tried.len(), usize::from(is_tried), "after {seconds} s");
+        assert_eq!(cluster.evict().len(), usize::from(!is_tried));
+    }
+}

@@ -16,9 +16,13 @@ const START: &str = "2026-01-01T00:00:00Z";
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn policy(cluster: &mut TestCluster, action: &str) {
+    policy_after(cluster, "1h", action);
+}
+
+fn policy_after(cluster: &mut TestCluster, after: &str, action: &str) {
     let policy = object(json!({
         "metadata": {"name": "idle", "uid": "idle", "resourceVersion": "1"},
-        "spec": {"idle": {"after": "1h", "action": action}},
+        "spec": {"idle": {"after": after, "action": action}},
     }));
     let observation = Observation::Policy(applied(policy));
     cluster.planner.observe(observation, cluster.now);
@@ -45,8 +49,8 @@ fn report(cluster: &mut TestCluster, idle: Option<&str>, answer: Option<(&str, &
 }
 
 /// The pod is ready since this time, or is not.
-fn ready(cluster: &mut TestCluster, since: Option<&str>) {
-    let mut pod = cluster.pods["nb"].clone();
+fn ready(cluster: &mut TestCluster, name: &str, since: Option<&str>) {
+    let mut pod = cluster.pods[name].clone();
     let conditions = &mut pod.status.get_or_insert_default().conditions;
     let conditions = conditions.get_or_insert_default();
     conditions.retain(|condition| condition.type_ != "Ready");
@@ -60,7 +64,7 @@ fn ready(cluster: &mut TestCluster, since: Option<&str>) {
 fn idle_notebook(action: &str) -> TestCluster {
     let mut cluster = TestCluster::new(&["n1"]);
     add_suspendable(&mut cluster, "nb", "60Gi", 0);
-    ready(&mut cluster, Some(START));
+    ready(&mut cluster, "nb", Some(START));
     policy(&mut cluster, action);
     report(&mut cluster, Some(START), None);
     cluster
@@ -336,11 +340,11 @@ fn pod_of_idle_share_is_evicted_once_and_not_while_it_ends() {
 #[test]
 fn time_of_a_pod_that_is_to_be_evicted_counts_from_when_it_is_ready() {
     let mut cluster = idle_notebook("evict");
-    ready(&mut cluster, None);
+    ready(&mut cluster, "nb", None);
     cluster.advance(24 * HOUR);
     cluster.settle();
     assert!(cluster.evictions.is_empty(), "it pulls its image");
-    ready(&mut cluster, Some("2026-01-02T00:00:00Z"));
+    ready(&mut cluster, "nb", Some("2026-01-02T00:00:00Z"));
     cluster.advance(HOUR - Duration::from_secs(1));
     cluster.settle();
     assert!(cluster.evictions.is_empty());
@@ -361,7 +365,7 @@ fn pod_that_works_with_another_claim_is_not_evicted() {
     cluster.add_pod(pod);
     assert_eq!(cluster.settle(), ["nb → n1"]);
     cluster.bind(("nb", "n1"));
-    ready(&mut cluster, Some(START));
+    ready(&mut cluster, "nb", Some(START));
     policy(&mut cluster, "evict");
     report(&mut cluster, Some(START), None);
     cluster.advance(24 * HOUR);
@@ -382,7 +386,7 @@ fn member_of_a_gang_is_not_evicted_because_it_is_idle() {
         cluster.bind(placed.split_once(" → ").unwrap());
     }
     assert_eq!(placed.len(), 2);
-    ready(&mut cluster, Some(START));
+    ready(&mut cluster, "nb", Some(START));
     policy(&mut cluster, "evict");
     report(&mut cluster, Some(START), None);
     cluster.advance(24 * HOUR);
@@ -447,6 +451,27 @@ fn intent_that_could_not_be_written_is_tried_again() {
 }
 
 #[test]
+fn idle_share_that_cannot_be_suspended_is_tried_again() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "other", "10Gi", 0);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    super::host_memory::limit_host_memory(&mut cluster, "n1", 60 << 10);
+    super::suspend(&mut cluster, "other");
+    policy(&mut cluster, "suspend");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "too little host memory");
+    cluster.end("other");
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty(), "it is tried now and then");
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
 fn labels_of_a_namespace_decide_about_shares_that_are_idle_already() {
     let mut cluster = TestCluster::new(&["n1"]);
     add_suspendable(&mut cluster, "nb", "60Gi", 0);
@@ -470,4 +495,84 @@ fn labels_of_a_namespace_decide_about_shares_that_are_idle_already() {
     cluster.planner.observe(observation, cluster.now);
     cluster.settle();
     assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn refused_idle_share_is_not_suspended_again_at_once() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "nb", "60Gi", 0);
+    policy_after(&mut cluster, "1m", "suspend");
+    report(&mut cluster, Some(START), None);
+    cluster.advance(Duration::from_secs(60));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+    let at = "2026-01-01T00:01:00Z";
+    report(
+        &mut cluster,
+        Some(START),
+        Some(("False", "SuspendFailed", at)),
+    );
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["-nb"]);
+    report(&mut cluster, Some(START), Some(("False", "Resumed", at)));
+    cluster.advance(Duration::from_secs(120));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    let last = cluster.messages_of("Pod/nb").last().copied();
+    let why = "and cannot be suspended: its node has not suspended it a short time ago";
+    assert!(last.is_some_and(|last| last.ends_with(why)), "{last:?}");
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    cluster.advance(Duration::from_secs(300));
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+#[test]
+fn idle_claim_of_the_next_pod_is_looked_at_again() {
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR);
+    cluster.settle();
+    assert_eq!(cluster.evict().len(), 1);
+    // The claim outlives its pod, and nothing has used it since.
+    cluster.delete_pod("nb");
+    cluster.add_pod(pod("next", &["nb"]));
+    cluster.bind(("next", "n1"));
+    ready(&mut cluster, "next", Some(START));
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    let state = "its share has used no GPU time since 2026-01-01T00:00:00Z";
+    assert_eq!(cluster.evict(), [format!("next because {state}")]);
+}
+
+#[test]
+fn eviction_of_idle_pod_is_repeated_some_time_after_it_failed() {
+    let mut cluster = idle_notebook("evict");
+    cluster.advance(HOUR);
+    cluster.settle();
+    let eviction = cluster.evictions.pop().unwrap();
+    // The API server answers late.
+    let late = Duration::from_secs(100);
+    cluster.advance(late);
+    cluster.settle();
+    let failure = EvictionFailure {
+        victim: eviction.victims[0].clone(),
+        message: "the disruption budget".to_owned(),
+    };
+    let outcome = EvictionOutcome {
+        eviction,
+        evicted: Vec::new(),
+        failure: Some(failure),
+    };
+    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.advance(Duration::from_secs(299));
+    cluster.settle();
+    assert!(cluster.evictions.is_empty());
+    cluster.advance(Duration::from_secs(1));
+    cluster.settle();
+    assert_eq!(cluster.evictions.len(), 1);
 }
