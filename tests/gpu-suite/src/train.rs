@@ -15,6 +15,9 @@ const MIB: usize = 1 << 20;
 const PIECE: usize = 256 * MIB;
 const BLOCK: usize = MIB;
 
+/// Bytes that one operation writes: the simulated machine keeps no more of it.
+const FILL: usize = 64 * MIB;
+
 /// Rows and columns of the weights.
 const SIDE: u16 = 256;
 
@@ -63,8 +66,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         left -= bytes;
         // SAFETY: not used after the end of the process.
         let address = unsafe { result::malloc_sync(bytes) }?;
-        // SAFETY: just allocated with this size.
-        unsafe { result::memset_d8_sync(address, byte, bytes) }?;
+        for start in (0..bytes).step_by(FILL) {
+            let filled = FILL.min(bytes - start);
+            // SAFETY: within the piece, which was just allocated.
+            unsafe { result::memset_d8_sync(address + start as u64, byte, filled) }?;
+        }
         pieces.push(Piece {
             address,
             byte,
