@@ -35,12 +35,17 @@ A recovery is any of these:
 - NVML answered for the recovery window (`driver.health.recoveryWindow`, default 10 min) without another fatal event, and the
   NVIDIA driver requests no recovery action. NVIDIA drivers before 565 report no recovery action: there, this is no recovery from a
   memory error or from an XID of the class `unhealthy`, which calls for a reset.
-- NVML was released ([annotation or labels of the Node](../driver-upgrade.md)), which a reset of the GPU needs, and opened again.
+- The GPU was reset, or the NVIDIA driver was loaded again: its counter of energy begins again. GPUs before Volta have no counter:
+  reboot the node. Both need [NVML to be released](../driver-upgrade.md); the release alone is no recovery.
 - The node was rebooted.
 
 A restart of the node driver is no recovery: faults are recorded in `/run/drava/gpu-health.json`, and their recovery windows
 start again. Events that occur while no node driver runs are not received; a recovery action of the NVIDIA driver, the state of the
 fabric and failed repairs of the memory are read at its start.
+
+A query of NVML that fails, as with a corrupted infoROM, loses its own value only: the log of the node driver names it once, what it
+reported before stays, and XIDs and all other sensors of the GPU are read. Until a failed query of the recovery action answers, time
+is no recovery from an XID of the class `unhealthy`.
 
 A GPU with an unknown XID, or with a repair of its memory (remapped row, retired page) that waits for a reset, stays in use: the
 event `GpuDegraded` of the node names it once.
