@@ -399,7 +399,7 @@ pub mod controller {
             PREEMPTIONS = "drava_controller_preemptions" Counter ["precedence"]
                 "Pods for which others were evicted, by why they precede them: priority or guarantee (of a GpuQuota).";
             EVICTIONS = "drava_controller_evictions" Counter ["cause"]
-                "Evicted pods: preemption, incomplete-gang or suspension (suspended for longer than the claim allows).";
+                "Evicted pods: preemption, incomplete-gang, suspension (suspended for longer than the claim allows) or idle (as a GpuPolicy says).";
             EVICTION_FAILURES = "drava_controller_eviction_failures" Counter ["cause"]
                 "Pods that could not be evicted, for example because of a PodDisruptionBudget; cause as in drava_controller_evictions.";
             LEDGER_DRIFT = "drava_controller_ledger_drift_seconds" Gauge []
