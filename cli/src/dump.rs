@@ -1,5 +1,5 @@
 //! `kubectl drava dump`: the state on which decisions depend, for `simulate` and `console`, or with `--support` what a
-//! maintainer needs to understand a fault, without data of tenants.
+//! maintainer needs to understand a fault, without the pods of tenants.
 //!
 //! For support, only the pods of drava are included; Secrets and ConfigMaps are not read. Claims are included, because they
 //! hold the allocations.

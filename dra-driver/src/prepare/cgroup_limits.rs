@@ -1,8 +1,8 @@
 //! Memory limits that the NVIDIA driver holds for the containers of shares.
 //!
 //! The CDI hook of a container asks for its limit before the container starts, see [`CgroupLimits::limit`]. The amount is that of the
-//! limits page of the share at that time, and follows the page, see [`CgroupLimits::follow`]: growth, burst and suspension change
-//! only the page. Each container of a share has the limit of the whole share; libvgpu keeps their sum.
+//! limits page of the share at that time, and follows the page, see [`CgroupLimits::follow`]: growth and burst change only
+//! the page. Each container of a share has the limit of the whole share; libvgpu keeps their sum.
 //!
 //! A file names the limited cgroups of a claim. It is written before the first limit, so a crash leaves no limit without it, and no
 //! other limit is ever changed. Limits end with their cgroup, also by themselves.
