@@ -2,7 +2,9 @@
 
 use drava_allocator::pod;
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use super::{ExplainError, Report as PodReport, Settings, placement_reason, pod_with_changes};
@@ -13,8 +15,57 @@ use crate::suspension;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     claim: String,
+    /// The claim to whose share this one adds, as its companion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<Base>,
     #[serde(flatten)]
     state: State,
+}
+
+/// The claim to whose share a companion adds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Base {
+    /// UID in the label of the companion.
+    uid: String,
+    /// Its name; `None` if the namespace has no such claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// `device of pool pool`.
+    devices: Vec<String>,
+}
+
+impl Base {
+    fn of(companion: &ResourceClaim, claims: &[ResourceClaim]) -> Option<Self> {
+        let labels = companion.metadata.labels.as_ref()?;
+        let uid = labels.get(names::COMPANION_LABEL)?;
+        let namespace = &companion.metadata.namespace;
+        let base = claims.iter().find(|claim| {
+            claim.metadata.uid.as_ref() == Some(uid) && claim.metadata.namespace == *namespace
+        });
+        Some(Self {
+            uid: uid.clone(),
+            name: base.and_then(|base| base.metadata.name.clone()),
+            devices: base.map(devices).unwrap_or_default(),
+        })
+    }
+
+    fn text(&self) -> String {
+        match &self.name {
+            Some(name) => format!("adds to claim {name}"),
+            None => format!(
+                "adds to a claim with the UID {}, which the namespace does not have",
+                self.uid
+            ),
+        }
+    }
+}
+
+/// Returns the devices of a claim, each as `device of pool pool`.
+fn devices(claim: &ResourceClaim) -> Vec<String> {
+    AllocatedDevice::of_claim(claim)
+        .iter()
+        .map(|device| format!("{} of pool {}", device.device, device.pool))
+        .collect()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -61,12 +112,10 @@ pub fn explain(
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     })?;
+    let base = Base::of(claim, &snapshot.claims);
     let status = claim.status.as_ref();
     let state = if status.is_some_and(|status| status.allocation.is_some()) {
-        let devices: Vec<String> = AllocatedDevice::of_claim(claim)
-            .iter()
-            .map(|device| format!("{} of pool {}", device.device, device.pool))
-            .collect();
+        let devices = devices(claim);
         let consumers = status.iter();
         let consumers = consumers.flat_map(|status| status.reserved_for.iter().flatten());
         match devices.is_empty() {
@@ -94,6 +143,7 @@ pub fn explain(
     };
     Ok(Report {
         claim: format!("{namespace}/{name}"),
+        base,
         state,
     })
 }
@@ -131,9 +181,11 @@ impl Report {
                 };
                 let reason = reason.as_deref();
                 let suspended = suspended.as_ref().map(|state| format!("{state}\n"));
+                let base = self.base.as_ref().map(|base| format!("; {}", base.text()));
                 format!(
-                    "claim {claim}: allocated {}; {pods}\n{}at allocation: {}\n",
+                    "claim {claim}: allocated {}; {pods}{}\n{}at allocation: {}\n",
                     devices.join(", "),
+                    base.unwrap_or_default(),
                     suspended.unwrap_or_default(),
                     reason.unwrap_or(
                         "no reason recorded; the controller has not allocated the claim"
@@ -142,6 +194,16 @@ impl Report {
             }
             State::OtherDriver => {
                 format!("claim {claim}: allocated to devices of other drivers\n")
+            }
+            State::Pending { .. } if let Some(base) = &self.base => {
+                let devices = match base.devices.as_slice() {
+                    [] => String::new(),
+                    devices => format!(", which has {}", devices.join(", ")),
+                };
+                format!(
+                    "claim {claim}: not allocated; it {}{devices}\nthe events of claim {claim} say why it has not been allocated so far\n",
+                    base.text()
+                )
             }
             State::Pending { pods } if pods.is_empty() => format!(
                 "claim {claim}: no pod uses the claim; the controller allocates it for the first pod that does\n"
@@ -200,6 +262,33 @@ mod tests {
         assert!(
             pending.starts_with("claim default/big: not allocated\npod default/big: 0/1 nodes"),
             "{pending}"
+        );
+    }
+
+    #[test]
+    fn names_the_claim_to_which_a_companion_adds() {
+        let mut claims = snapshot().claims;
+        let index = claims.iter().position(|claim| {
+            claim.status.is_none() && claim.metadata.name.as_deref() == Some("big")
+        });
+        let companion = index.expect("a claim without devices");
+        let base = claims[0].metadata.uid.clone().expect("a UID");
+        let mut text = |base: &str| {
+            let labels = [(names::COMPANION_LABEL.to_owned(), base.to_owned())];
+            claims[companion].metadata.labels = Some(labels.into());
+            let mut snapshot = snapshot_with(claims.clone());
+            let report = explain(&mut snapshot, "default", "big", &settings()).expect("a claim");
+            report.text()
+        };
+        assert_eq!(
+            text(&base),
+            "claim default/big: not allocated; it adds to claim a, which has gpu-0-vgpu of pool n1/gpus\nthe events of claim \
+             default/big say why it has not been allocated so far\n"
+        );
+        let odd = text("another");
+        assert!(
+            odd.contains("with the UID another, which the namespace does not have"),
+            "{odd}"
         );
     }
 
