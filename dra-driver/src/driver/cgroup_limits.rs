@@ -22,6 +22,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(1);
 /// Longest time for a request.
 const REQUEST: Duration = Duration::from_secs(20);
+/// Longest time for its limit: the rest is for the answer.
+const ANSWER: Duration = Duration::from_secs(18);
 /// Size limit of a request: two IDs and the path of a cgroup.
 const MAX_REQUEST: u64 = 16 << 10;
 
@@ -52,9 +54,17 @@ async fn serve(limits: Arc<CgroupLimits>, socket: &Path, stop: &CancellationToke
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        if let Ok((stream, _)) = accepted {
-            let answered = answer(Arc::clone(&limits), Arc::clone(&turn), stream);
-            tokio::spawn(tokio::time::timeout(REQUEST, answered));
+        match accepted {
+            Ok((stream, _)) => {
+                let answered = answer(Arc::clone(&limits), Arc::clone(&turn), stream);
+                tokio::spawn(tokio::time::timeout(REQUEST, answered));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept requests of CDI hooks");
+                if !until(stop, tokio::time::sleep(RETRY)).await {
+                    return;
+                }
+            }
         }
     }
 }
@@ -84,17 +94,20 @@ async fn answer(
     let answer = match serde_json::from_str::<LimitRequest>(&line) {
         Err(error) => error.to_string(),
         Ok(request) => {
-            let turn = turn.lock_owned().await;
-            let limited = blocking(move || {
-                // Over when NVML returns, however long the caller waits.
-                let _turn = turn;
-                limits.limit(&request)
-            })
-            .await;
-            match limited.map_err(|error| describe(&error)) {
-                Ok(Ok(())) => "ok".to_owned(),
+            let limited = async {
+                let turn = turn.lock_owned().await;
+                blocking(move || {
+                    // Over when NVML returns, however long the caller waits.
+                    let _turn = turn;
+                    limits.limit(&request)
+                })
+                .await
+            };
+            match tokio::time::timeout(ANSWER, limited).await {
+                Ok(Ok(Ok(()))) => "ok".to_owned(),
+                Ok(Ok(Err(error))) => describe(&error),
                 Ok(Err(error)) => describe(&error),
-                Err(error) => error,
+                Err(_) => "the NVIDIA driver does not answer".to_owned(),
             }
         }
     };

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use drava_api::error::describe;
@@ -84,12 +84,20 @@ pub enum LimitError {
     Gpu(#[from] GpuError),
 }
 
-/// A cgroup with a limit.
+/// A cgroup with the limit of a share.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct LimitedCgroup {
     share: ShareId,
+    #[serde(flatten)]
+    place: Place,
+}
+
+/// What has one limit.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct Place {
     /// UUID of the GPU.
     gpu: String,
+    /// The cgroup.
     directory: PathBuf,
 }
 
@@ -108,9 +116,21 @@ struct Known {
     /// Content of the files; `None` before they were read.
     claims: Option<BTreeMap<ClaimUid, Vec<LimitedCgroup>>>,
     /// Limits that this process has set.
-    set: BTreeMap<LimitedCgroup, Option<u64>>,
+    set: BTreeMap<Place, Option<u64>>,
     /// Limits pages of the shares.
     pages: BTreeMap<(ClaimUid, ShareId), Page>,
+}
+
+impl Known {
+    /// Returns the shares whose limits a place has, of all claims.
+    fn shares_of(&self, place: &Place) -> Vec<(ClaimUid, ShareId)> {
+        let claims = self.claims.iter().flatten();
+        let shares = claims.flat_map(|(uid, limited)| {
+            let here = limited.iter().filter(|limited| limited.place == *place);
+            here.map(|limited| (uid.clone(), limited.share.clone()))
+        });
+        shares.collect()
+    }
 }
 
 impl CgroupLimits {
@@ -170,29 +190,41 @@ impl CgroupLimits {
             Err(error @ CgroupError::NoUnified { .. }) => return Err(error.into()),
             enabled => enabled,
         };
+        let place = Place { gpu, directory };
         let cgroup = LimitedCgroup {
             share,
-            gpu,
-            directory,
+            place: place.clone(),
         };
         let mut known = self.known();
-        let bytes = self.page_limit(&uid, &cgroup.share, &mut known.pages)?;
+        // A page that cannot be read leaves no trace.
+        self.page_limit(&uid, &cgroup.share, &mut known.pages)?;
         let claims = known.claims.get_or_insert_default();
         let mut present = claims.get(&uid).cloned().unwrap_or_default();
         if !present.contains(&cgroup) {
-            present.push(cgroup.clone());
+            present.push(cgroup);
             self.write(&uid, &present)?;
             claims.insert(uid, present);
         }
+        let bytes = self.limit_of(&mut known, &place)?;
         let library = (self.open)().map_err(LimitError::Library)?;
-        match (set_limit(library.as_ref(), &cgroup, bytes), enabled) {
+        match (set_limit(library.as_ref(), &place, bytes), enabled) {
             (Err(error), Err(missing)) if error.status == Status::NotSupported => {
                 return Err(missing.into());
             }
             (set, _) => set?,
         }
-        known.set.insert(cgroup, bytes);
+        known.set.insert(place, bytes);
         Ok(())
+    }
+
+    /// Returns the limit of a place: the sum of those of its shares, `None` if one of them has none.
+    fn limit_of(&self, known: &mut Known, place: &Place) -> Result<Option<u64>, LimitError> {
+        let mut sum = Some(0_u64);
+        for (uid, share) in known.shares_of(place) {
+            let bytes = self.page_limit(&uid, &share, &mut known.pages)?;
+            sum = sum.zip(bytes).map(|(sum, bytes)| sum.saturating_add(bytes));
+        }
+        Ok(sum)
     }
 
     /// Sets all limits that differ from the limits pages, and forgets cgroups that are gone and claims without a record. Returns
@@ -221,24 +253,27 @@ impl CgroupLimits {
 
     fn follow_claim(&self, uid: &ClaimUid) -> Result<(), LimitError> {
         let mut known = self.known();
-        let Known { claims, set, pages } = &mut *known;
-        let Some(present) = claims.as_mut().and_then(|claims| claims.get_mut(uid)) else {
+        let claims = known.claims.get_or_insert_default();
+        let Some(present) = claims.get_mut(uid) else {
             return Ok(());
         };
-        if present.iter().any(|cgroup| !cgroup.directory.is_dir()) {
-            let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(present)
-                .into_iter()
-                .partition(|cgroup| cgroup.directory.is_dir());
-            set.retain(|cgroup, _| !gone.contains(cgroup));
-            *present = kept;
-            self.write(uid, present)?;
+        let (kept, gone): (Vec<_>, Vec<_>) = present
+            .iter()
+            .cloned()
+            .partition(|cgroup| cgroup.place.directory.is_dir());
+        if !gone.is_empty() {
+            present.clone_from(&kept);
+            known
+                .set
+                .retain(|place, _| gone.iter().all(|gone| gone.place != *place));
+            self.write(uid, &kept)?;
         }
-        for cgroup in present {
-            let bytes = self.page_limit(uid, &cgroup.share, pages)?;
-            if set.get(cgroup) != Some(&bytes) {
+        for LimitedCgroup { place, .. } in kept {
+            let bytes = self.limit_of(&mut known, &place)?;
+            if known.set.get(&place) != Some(&bytes) {
                 let library = (self.open)().map_err(LimitError::Library)?;
-                set_limit(library.as_ref(), cgroup, bytes)?;
-                set.insert(cgroup.clone(), bytes);
+                set_limit(library.as_ref(), &place, bytes)?;
+                known.set.insert(place, bytes);
             }
         }
         Ok(())
@@ -249,34 +284,47 @@ impl CgroupLimits {
     /// # Errors
     /// When the file of the limited cgroups cannot be removed.
     pub fn remove(&self, uid: &ClaimUid) -> Result<(), LimitError> {
+        let path = self.path(uid);
+        // The file is written before the first limit. Other claims do not wait for NVML.
+        if matches!(path.try_exists(), Ok(false)) {
+            return Ok(());
+        }
         let mut known = self.known();
-        let claims = known.claims.get_or_insert_default();
-        for cgroup in claims.get(uid).cloned().unwrap_or_default() {
-            known.set.remove(&cgroup);
-            if !cgroup.directory.is_dir() {
+        let limited = known.claims.get_or_insert_default().remove(uid);
+        for LimitedCgroup { place, .. } in limited.unwrap_or_default() {
+            if !place.directory.is_dir() {
+                known.set.remove(&place);
                 continue;
             }
-            let removed = (self.open)()
-                .map_err(LimitError::Library)
-                .and_then(|library| Ok(set_limit(library.as_ref(), &cgroup, None)?));
-            if let Err(error) = removed {
-                let cgroup = cgroup.directory.display();
+            if let Err(error) = self.lower(&mut known, &place) {
+                known.set.remove(&place);
+                let cgroup = place.directory.display();
                 tracing::warn!(%cgroup, error = describe(&error), "cannot remove a memory limit; it ends with its cgroup");
             }
         }
-        let path = self.path(uid);
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(LimitError::File {
-                    operation: "remove",
-                    path,
-                    source,
-                });
-            }
-            _ => {}
-        }
-        known.claims.get_or_insert_default().remove(uid);
         known.pages.retain(|(of, _), _| of != uid);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LimitError::File {
+                operation: "remove",
+                path,
+                source,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets the limit of a place that a share has left: that of the others, or none.
+    fn lower(&self, known: &mut Known, place: &Place) -> Result<(), LimitError> {
+        let bytes = match known.shares_of(place).is_empty() {
+            true => None,
+            false => self.limit_of(known, place)?,
+        };
+        let library = (self.open)().map_err(LimitError::Library)?;
+        set_limit(library.as_ref(), place, bytes)?;
+        known.set.insert(place.clone(), bytes);
+        if bytes.is_none() {
+            known.set.remove(place);
+        }
         Ok(())
     }
 
@@ -347,11 +395,6 @@ impl CgroupLimits {
     }
 }
 
-fn set_limit(
-    library: &dyn GpuLibrary,
-    cgroup: &LimitedCgroup,
-    bytes: Option<u64>,
-) -> Result<(), GpuError> {
-    let directory: &Path = &cgroup.directory;
-    library.set_memory_limit(&GpuUuid::new(&cgroup.gpu), directory, bytes)
+fn set_limit(library: &dyn GpuLibrary, place: &Place, bytes: Option<u64>) -> Result<(), GpuError> {
+    library.set_memory_limit(&GpuUuid::new(&place.gpu), &place.directory, bytes)
 }

@@ -195,25 +195,30 @@ impl Limited {
             machine,
             container,
         };
-        let record = record(gpu.uuid.as_str());
-        let effects = limited.node.effects();
-        effects.save_record(&record).unwrap();
-        let page = page_of(&record, SHARE_BYTES);
-        let uid = &record.claim.uid;
-        effects.ensure_page(uid, &page.0, &page.1).unwrap();
+        limited.prepare(1, gpu.uuid.as_str(), SHARE_BYTES);
         limited
     }
 
-    fn request(&self, cgroup: &str) -> LimitRequest {
+    /// Prepares a claim with a share of the GPU.
+    fn prepare(&self, number: u32, gpu: &str, bytes: u64) {
+        let record = record(number, gpu);
+        let effects = self.node.effects();
+        effects.save_record(&record).unwrap();
+        let page = page_of(&record, bytes);
+        let uid = &record.claim.uid;
+        effects.ensure_page(uid, &page.0, &page.1).unwrap();
+    }
+
+    fn request(&self, number: u32, cgroup: &str) -> LimitRequest {
         LimitRequest {
-            claim: claim_ref(1).uid.to_string(),
-            share: share_id(1, 0),
+            claim: claim_ref(number).uid.to_string(),
+            share: share_id(number, 0),
             cgroup: cgroup.to_owned(),
         }
     }
 
     pub(crate) fn limit(&self, cgroup: &str) -> Result<(), String> {
-        let limited = self.limits.limit(&self.request(cgroup));
+        let limited = self.limits.limit(&self.request(1, cgroup));
         limited.map_err(|error| drava_api::error::describe(&error))
     }
 
@@ -237,15 +242,15 @@ impl Limited {
 }
 
 /// The record of a claim with a share of this GPU whose memory the NVIDIA driver limits.
-fn record(gpu: &str) -> ClaimRecord {
+fn record(number: u32, gpu: &str) -> ClaimRecord {
     let mut inventory = h100x2();
     let planned = inventory.nvml.gpus[0].uuid.clone();
     inventory.driver_limits.insert(planned, Ok(()));
-    let claim = claim(1, &[Share(0, "8Gi", "0")]);
-    let mut devices = plan(&claim_ref(1), Some(&claim), POOL, &inventory).unwrap();
+    let claim = claim(number, &[Share(0, "8Gi", "0")]);
+    let mut devices = plan(&claim_ref(number), Some(&claim), POOL, &inventory).unwrap();
     devices[0].gpu.uuid = gpu.to_owned();
     ClaimRecord {
-        claim: claim_ref(1),
+        claim: claim_ref(number),
         devices,
         library: String::new(),
         hook: String::new(),
@@ -365,4 +370,37 @@ fn sets_limit_again_that_a_crash_left_out() {
     let restarted = limited.node.cgroup_limits(&open);
     assert!(restarted.follow().is_empty());
     assert_eq!(limited.held(), [(CONTAINER.to_owned(), SHARE_BYTES)]);
+}
+
+/// NVML has one limit for a GPU and a cgroup.
+#[test]
+fn container_with_two_shares_of_a_gpu_has_the_sum_of_their_limits() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    limited.prepare(2, gpu.as_str(), SHARE_BYTES / 2);
+    limited.limit(CONTAINER).unwrap();
+    limited
+        .limits
+        .limit(&limited.request(2, CONTAINER))
+        .unwrap();
+    let held = |bytes| vec![(CONTAINER.to_owned(), bytes)];
+    assert_eq!(limited.held(), held(SHARE_BYTES * 3 / 2));
+    limited.set_page(2 * SHARE_BYTES);
+    assert!(limited.limits.follow().is_empty());
+    assert_eq!(limited.held(), held(SHARE_BYTES * 5 / 2));
+    let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
+    let restarted = limited.node.cgroup_limits(&open);
+    assert!(restarted.follow().is_empty());
+    assert_eq!(limited.held(), held(SHARE_BYTES * 5 / 2));
+    // One of the claims ends.
+    restarted.remove(&claim_ref(1).uid).unwrap();
+    assert_eq!(limited.held(), held(SHARE_BYTES / 2));
+    assert!(restarted.follow().is_empty());
+    assert_eq!(limited.held(), held(SHARE_BYTES / 2));
+    restarted.remove(&claim_ref(2).uid).unwrap();
+    assert_eq!(limited.held(), []);
 }
