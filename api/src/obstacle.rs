@@ -109,6 +109,9 @@ obstacles! {
         OtherMps: "other-mps",
             "processes use the GPU through an MPS daemon that drava did not start",
             "stop that daemon (`echo quit | nvidia-cuda-mps-control` where it runs)";
+        OldGpu: "before-volta",
+            "the GPU is older than Volta, where MPS neither separates the memory of its clients nor knows parts of the multiprocessors",
+            "use a GPU with compute capability 7.0 or later";
         Directory: "unsafe-mps-directory",
             "another user owns a directory of /run/drava/mps on the node or can write to it, so programs must not trust its sockets",
             "remove that directory";

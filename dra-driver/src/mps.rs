@@ -37,6 +37,9 @@ pub const PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
 /// Size of the memory that the programs of a GPU share.
 const SHM_BYTES: u64 = 1 << 30;
 
+/// Size from which on a log is emptied.
+const LOG_BYTES: u64 = 8 << 20;
+
 /// Files in that memory.
 const SHM_INODES: u64 = 1 << 16;
 
@@ -242,6 +245,27 @@ impl Daemons {
         Ok(Server::Serving)
     }
 
+    /// Empties the logs of a GPU that have become large. The daemon writes several lines for each command and each client, into
+    /// memory of the node.
+    ///
+    /// # Errors
+    /// When a log cannot be emptied.
+    pub fn trim_logs(&self, gpu: &str) -> Result<(), MpsError> {
+        let logs = self.layout.mps_gpu(gpu).join("log");
+        for entry in fs::read_dir(&logs).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let is_large = entry
+                .metadata()
+                .is_ok_and(|found| found.is_file() && found.len() > LOG_BYTES);
+            if is_large {
+                let emptied = File::options().write(true).open(&path);
+                let emptied = emptied.and_then(|log| log.set_len(0));
+                emptied.map_err(|source| file("empty", &path, source))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the servers of a GPU although they have programs, so that new programs are taken again.
     ///
     /// # Errors
@@ -282,8 +306,9 @@ impl Daemons {
             });
         mounted.map_err(|source| file("mount a tmpfs on", &shm, source))?;
         let output = log.join("daemon.log");
+        // Appended, so that it begins anew after it was emptied.
         let open = || {
-            let file = File::create(&output)?;
+            let file = File::options().create(true).append(true).open(&output)?;
             Ok((file.try_clone()?, file))
         };
         let (stdout, stderr) =

@@ -140,12 +140,7 @@ impl Watch {
         if compares {
             let claims = self.claims.applier.spatial_claims(None);
             let claims = claims.map_err(|error| describe(&error))?;
-            gpus.extend(
-                claims
-                    .unwrap_or_default()
-                    .into_keys()
-                    .map(|gpu| (gpu, false)),
-            );
+            gpus.extend(claims.by_gpu.into_keys().map(|gpu| (gpu, false)));
         }
         let with_files = self.daemons.gpus().map_err(|error| describe(&error))?;
         gpus.extend(with_files.into_iter().map(|gpu| (gpu, true)));
@@ -153,6 +148,10 @@ impl Watch {
     }
 
     fn look_at(&mut self, gpu: &str, compares: bool, has_files: bool) -> Result<(), String> {
+        if compares {
+            let trimmed = self.daemons.trim_logs(gpu);
+            trimmed.map_err(|error| describe(&error))?;
+        }
         let mut server = self.daemons.server(gpu).map_err(|error| describe(&error))?;
         if compares || server == Server::NoDaemon {
             let settled = self.claims.applier.settle_mps(gpu);
@@ -183,9 +182,7 @@ impl Watch {
             Step::Report => {
                 self.operations.faults.inc();
                 let claims = self.claims.applier.spatial_claims(None);
-                let claims = claims
-                    .map_err(|error| describe(&error))?
-                    .unwrap_or_default();
+                let claims = claims.map_err(|error| describe(&error))?.by_gpu;
                 let hit = claims.get(gpu).map_or(&[][..], Vec::as_slice);
                 self.report(
                     hit,

@@ -36,6 +36,9 @@ use numbers::Numbers;
 /// Default time between two scans.
 pub const RESCAN: Duration = Duration::from_secs(30);
 
+/// First number of the compute capability of Volta, from which on MPS separates its clients.
+const VOLTA: u32 = 7;
+
 /// Time between two scans while the library is missing.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -133,6 +136,9 @@ impl NodeInventory {
             ComputeMode::Prohibited => Err(SpatialObstacle::Prohibited),
             ComputeMode::Default | ComputeMode::Unknown if gpu.has_mps_clients => {
                 Err(SpatialObstacle::OtherMps)
+            }
+            ComputeMode::Default | ComputeMode::Unknown if gpu.compute_capability.major < VOLTA => {
+                Err(SpatialObstacle::OldGpu)
             }
             ComputeMode::Default | ComputeMode::Unknown => self.mps,
         }

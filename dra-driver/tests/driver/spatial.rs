@@ -246,6 +246,54 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
 }
 
 #[test]
+fn damaged_record_of_another_claim_holds_up_no_daemon() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = Node::new();
+    node.prepare(1, &spatial(1, &[Share(0, "8Gi", "30")]))
+        .unwrap();
+    node.prepare(2, &claim(2, &[Share(1, "8Gi", "30")]))
+        .unwrap();
+    fs::write(record_of(&node.0, 2), "{").unwrap();
+    let [first] = node.running()[..] else {
+        panic!("{:?}", node.daemons())
+    };
+    Node::kill(first);
+    while node.running() == [first] {
+        std::thread::yield_now();
+    }
+    let applier = node.0.applier(node.0.effects());
+    let started = applier.settle_mps(GPU_UUIDS[0]).unwrap();
+    assert_eq!(started, [claim_ref(1)]);
+    assert_eq!(node.running().len(), 1);
+}
+
+#[test]
+fn logs_of_daemon_stay_small() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = Node::new();
+    node.prepare(1, &spatial(1, &[Share(0, "8Gi", "30")]))
+        .unwrap();
+    let log = |name: &str| node.dir().join("log").join(name);
+    let write = |name: &str, bytes| {
+        let file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(log(name));
+        file.unwrap().set_len(bytes).unwrap();
+    };
+    write("daemon.log", (8 << 20) + 1);
+    write("server.log", 1 << 20);
+    node.0.mps().trim_logs(GPU_UUIDS[0]).unwrap();
+    let size = |name: &str| fs::metadata(log(name)).unwrap().len();
+    assert_eq!((size("daemon.log"), size("server.log")), (0, 1 << 20));
+    assert_eq!(node.running().len(), 1);
+}
+
+#[test]
 fn daemon_without_claims_ends() {
     if lacks_device_files() {
         return;

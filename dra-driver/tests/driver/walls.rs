@@ -226,6 +226,7 @@ fn refuses_spatial_shares_with_the_reason_that_the_node_publishes() {
             SpatialObstacle::Prohibited => {
                 node.nvml.gpus[0].compute_mode = ComputeMode::Prohibited;
             }
+            SpatialObstacle::OldGpu => node.nvml.gpus[0].compute_capability.major = 6,
             SpatialObstacle::OtherMps => node.nvml.gpus[0].has_mps_clients = true,
         }
         node

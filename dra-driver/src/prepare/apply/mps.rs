@@ -16,10 +16,8 @@ impl<E: Effects> Applier<E> {
         };
         for gpu in record::spatial_gpus(&record.devices) {
             let _gpu = self.locks.gpus([gpu])?;
-            if self
-                .spatial_claims(Some(uid))?
-                .is_some_and(|claims| !claims.contains_key(gpu))
-            {
+            let others = self.spatial_claims(Some(uid))?;
+            if others.are_all && !others.by_gpu.contains_key(gpu) {
                 self.effects.stop_mps(gpu)?;
             }
         }
@@ -32,11 +30,11 @@ impl<E: Effects> Applier<E> {
     /// When the records cannot be read, or the daemon cannot be started or stopped.
     pub fn settle_mps(&self, gpu: &str) -> Result<Vec<ClaimRef>, Failure> {
         let _gpu = self.locks.gpus([gpu])?;
-        let Some(mut claims) = self.spatial_claims(None)? else {
-            return Ok(Vec::new());
-        };
-        let Some(claims) = claims.remove(gpu) else {
-            self.effects.stop_mps(gpu)?;
+        let mut found = self.spatial_claims(None)?;
+        let Some(claims) = found.by_gpu.remove(gpu) else {
+            if found.are_all {
+                self.effects.stop_mps(gpu)?;
+            }
             return Ok(Vec::new());
         };
         Ok(match self.effects.ensure_mps(gpu)? {
@@ -45,15 +43,18 @@ impl<E: Effects> Applier<E> {
         })
     }
 
-    /// Returns the claims with spatial shares by GPU, apart from one; `None` while a record cannot be read.
+    /// Returns the claims with spatial shares, apart from one.
     ///
     /// # Errors
     /// When the records cannot be listed or read.
     pub fn spatial_claims(
         &self,
         apart_from: Option<&ClaimUid>,
-    ) -> Result<Option<BTreeMap<String, Vec<ClaimRef>>>, RecordError> {
-        let mut claims: BTreeMap<String, Vec<ClaimRef>> = BTreeMap::new();
+    ) -> Result<SpatialClaims, RecordError> {
+        let mut claims = SpatialClaims {
+            by_gpu: BTreeMap::new(),
+            are_all: true,
+        };
         for uid in self.store.list()?.recorded {
             if Some(&uid) == apart_from {
                 continue;
@@ -61,14 +62,23 @@ impl<E: Effects> Applier<E> {
             match self.store.load(&uid)? {
                 Loaded::Present(record) => {
                     for gpu in record::spatial_gpus(&record.devices) {
-                        let of_gpu = claims.entry(gpu.to_owned()).or_default();
+                        let of_gpu = claims.by_gpu.entry(gpu.to_owned()).or_default();
                         of_gpu.push(record.claim.clone());
                     }
                 }
                 Loaded::Absent => {}
-                Loaded::Damaged(_) | Loaded::Unsupported(_) => return Ok(None),
+                Loaded::Damaged(_) | Loaded::Unsupported(_) => claims.are_all = false,
             }
         }
-        Ok(Some(claims))
+        Ok(claims)
     }
+}
+
+/// Claims with spatial shares.
+#[derive(Debug)]
+pub struct SpatialClaims {
+    /// By the UUID of their GPU.
+    pub by_gpu: BTreeMap<String, Vec<ClaimRef>>,
+    /// Whether there are no others: a record that cannot be read may be that of one.
+    pub are_all: bool,
 }
