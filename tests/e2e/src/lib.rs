@@ -95,9 +95,15 @@ impl TestCluster {
         I: IntoIterator<Item = S>,
         S: AsRef<OsStr>,
     {
-        let mut command = self.kubernetes.kubectl();
-        command.args(args).stdin(Stdio::null());
-        stdout(command)
+        let args: Vec<_> = args
+            .into_iter()
+            .map(|arg| arg.as_ref().to_owned())
+            .collect();
+        answer(|| {
+            let mut command = self.kubernetes.kubectl();
+            command.args(&args).stdin(Stdio::null());
+            Ok(command)
+        })
     }
 
     /// Waits until a custom resource definition is established; `object` names it in the arguments of `kubectl get`.
@@ -312,12 +318,14 @@ impl Namespace<'_> {
     /// # Errors
     /// When kubectl cannot be run.
     pub fn exec(&self, pod: &str, container: &str, argv: &[&str]) -> Result<ProgramOutput> {
-        let mut command = self.cluster.kubernetes.kubectl();
-        command
-            .args(["-n", &self.name, "exec", pod, "-c", container, "--"])
-            .args(argv)
-            .stdin(Stdio::null());
-        let output = process::output(&mut command, Limit::REQUEST)?;
+        let (_, output) = connected(|| {
+            let mut command = self.cluster.kubernetes.kubectl();
+            command
+                .args(["-n", &self.name, "exec", pod, "-c", container, "--"])
+                .args(argv)
+                .stdin(Stdio::null());
+            Ok(command)
+        })?;
         Ok(ProgramOutput {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -464,12 +472,43 @@ pub fn wait<T>(what: &str, mut poll: impl FnMut() -> Result<Option<T>>) -> Resul
     }
 }
 
+/// What kubectl says when the API server had no processor time for a new connection: nothing was sent.
+const NO_CONNECTION: &str = "TLS handshake timeout";
+
+/// Attempts to connect. One takes ten seconds.
+const CONNECTIONS: u32 = 6;
+
+/// Runs a command that `make` returns, again as long as it gets no connection: machines with few processors start many programs at once.
+fn connected(make: impl Fn() -> Result<Command>) -> Result<(Command, Output)> {
+    let mut attempt = 1;
+    loop {
+        let mut command = make()?;
+        let output = process::output(&mut command, Limit::REQUEST)?;
+        let is_refused = String::from_utf8_lossy(&output.stderr).contains(NO_CONNECTION);
+        if output.status.success() || !is_refused || attempt == CONNECTIONS {
+            return Ok((command, output));
+        }
+        attempt += 1;
+    }
+}
+
+/// Returns the standard output of a command that `make` returns.
+fn answer(make: impl Fn() -> Result<Command>) -> Result<String> {
+    let (command, output) = connected(make)?;
+    text(&command, output)
+}
+
 fn stdout(mut command: Command) -> Result<String> {
+    let output = process::output(&mut command, Limit::REQUEST)?;
+    text(&command, output)
+}
+
+fn text(command: &Command, output: Output) -> Result<String> {
     let Output {
         status,
         stdout,
         stderr,
-    } = process::output(&mut command, Limit::REQUEST)?;
+    } = output;
     if status.success() {
         Ok(String::from_utf8(stdout)?)
     } else {

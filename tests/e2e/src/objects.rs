@@ -1,10 +1,10 @@
 //! Creation of objects in a namespace.
 
 use anyhow::{Context as _, Result, ensure};
-use drava_cluster::process::{self, Limit};
+use drava_cluster::process;
 use serde_json::Value;
 
-use crate::{Namespace, TestCluster, stdout};
+use crate::{Namespace, TestCluster, answer, connected};
 
 /// An object of the cluster, such as a DeviceClass, that is deleted with the value.
 pub struct ClusterObject<'c> {
@@ -48,11 +48,13 @@ impl Namespace<'_> {
     /// # Errors
     /// When the API server rejects an object, with its message.
     pub fn apply_with_warnings(&self, yaml: &str) -> Result<String> {
-        let mut command = self.cluster.kubernetes.kubectl();
-        command
-            .args(["-n", &self.name, "apply", "-f", "-"])
-            .stdin(process::input(yaml.as_bytes())?);
-        let output = process::output(&mut command, Limit::REQUEST)?;
+        let (_, output) = connected(|| {
+            let mut command = self.cluster.kubernetes.kubectl();
+            command
+                .args(["-n", &self.name, "apply", "-f", "-"])
+                .stdin(process::input(yaml.as_bytes())?);
+            Ok(command)
+        })?;
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{text}");
         Ok(text)
@@ -63,11 +65,14 @@ impl Namespace<'_> {
     /// # Errors
     /// When the API server rejects the object, with its message.
     pub fn create(&self, yaml: &str) -> Result<String> {
-        let mut command = self.cluster.kubernetes.kubectl();
-        command
-            .args(["-n", &self.name, "create", "-o", "name", "-f", "-"])
-            .stdin(process::input(yaml.as_bytes())?);
-        Ok(stdout(command)?.trim().to_owned())
+        let created = answer(|| {
+            let mut command = self.cluster.kubernetes.kubectl();
+            command
+                .args(["-n", &self.name, "create", "-o", "name", "-f", "-"])
+                .stdin(process::input(yaml.as_bytes())?);
+            Ok(command)
+        });
+        Ok(created?.trim().to_owned())
     }
 
     /// Returns the object that the API server would create from YAML.
@@ -75,13 +80,16 @@ impl Namespace<'_> {
     /// # Errors
     /// When the API server rejects the object, with its message.
     pub fn dry_run(&self, yaml: &str) -> Result<Value> {
-        let mut command = self.cluster.kubernetes.kubectl();
         let create = ["create", "--dry-run=server", "-o", "json", "-f", "-"];
-        command
-            .args(["-n", &self.name])
-            .args(create)
-            .stdin(process::input(yaml.as_bytes())?);
-        Ok(serde_json::from_str(&stdout(command)?)?)
+        let created = answer(|| {
+            let mut command = self.cluster.kubernetes.kubectl();
+            command
+                .args(["-n", &self.name])
+                .args(create)
+                .stdin(process::input(yaml.as_bytes())?);
+            Ok(command)
+        });
+        Ok(serde_json::from_str(&created?)?)
     }
 
     /// Creates the objects of one of `deploy/examples`.
