@@ -93,7 +93,9 @@ impl Binary {
             ("drava-e2e", "gpu_simulator") => Suite::E2eSimulator,
             ("drava-e2e", _) => Suite::E2e,
             ("drava-cluster", "real") => Suite::Cluster,
-            ("libvgpu", "compute") | ("drava-dra-driver", "agent") => Suite::Timed,
+            ("libvgpu", "compute") | ("drava-dra-driver", "agent") | ("xtask", "gpu") => {
+                Suite::Timed
+            }
             _ => Suite::Unit,
         }
     }
@@ -104,7 +106,7 @@ impl Binary {
 
     /// Binaries that take long start first.
     fn rank(&self) -> usize {
-        const LONGEST: [(&str, &str); 13] = [
+        const LONGEST: [(&str, &str); 12] = [
             ("drava-e2e", "chaos"),
             ("drava-e2e", "node_faults"),
             ("drava-e2e", "pods"),
@@ -113,7 +115,6 @@ impl Binary {
             ("drava-e2e", "prometheus"),
             ("drava-e2e", "examples"),
             ("drava-e2e", "doctor_node"),
-            ("xtask", "gpu"),
             ("libvgpu", "limits"),
             ("simulator-cuda", "driver_api"),
             ("drava-vgpu-abi", "loom"),
