@@ -151,7 +151,7 @@ impl Planner {
             Observation::Leader(change) => self.leader(change),
             Observation::Namespace(change) => {
                 self.namespace(change);
-                self.commitments.suspensions.policy_changed(now);
+                self.commitments.suspensions.selection_changed(now);
             }
             Observation::VolumeClaim(change) => self.world.volume_claim(change),
             Observation::Volume(change) => self.world.volume(change),

@@ -178,6 +178,11 @@ impl Suspensions {
         self.idle.policy_changed(now);
     }
 
+    /// The labels of a namespace may have changed.
+    pub(super) fn selection_changed(&mut self, now: Instant) {
+        self.idle.selection_changed(now);
+    }
+
     /// Returns the claims whose suspension a pod awaits.
     pub(super) fn awaited(&self) -> impl Iterator<Item = &ObjectKey> {
         let awaited = self.claims.iter();

@@ -35,6 +35,8 @@ struct Idle {
     /// Nothing is done before.
     settled: Instant,
     due: Option<Instant>,
+    /// Whether something was done.
+    has_action: bool,
 }
 
 /// What is done with an idle share now.
@@ -80,6 +82,7 @@ impl IdleShares {
                 since,
                 settled,
                 due,
+                has_action: false,
             };
             self.0.insert(key.clone(), idle);
         }
@@ -93,9 +96,16 @@ impl IdleShares {
         self.0.values().filter_map(|idle| idle.due).min()
     }
 
-    /// A policy, or what it selects by, has changed: all periods are looked at again.
+    /// A policy has changed: all periods are looked at again.
     pub(in crate::decide::planner) fn policy_changed(&mut self, now: Instant) {
         for idle in self.0.values_mut() {
+            idle.due = Some(now.max(idle.settled));
+        }
+    }
+
+    /// The labels by which policies select may have changed: the periods are looked at again that had no action.
+    pub(in crate::decide::planner) fn selection_changed(&mut self, now: Instant) {
+        for idle in self.0.values_mut().filter(|idle| !idle.has_action) {
             idle.due = Some(now.max(idle.settled));
         }
     }
@@ -108,6 +118,12 @@ impl IdleShares {
             (key.clone(), idle.since)
         })
         .collect()
+    }
+
+    fn acts(&mut self, key: &ObjectKey) {
+        if let Some(idle) = self.0.get_mut(key) {
+            idle.has_action = true;
+        }
     }
 
     pub(super) fn look_again(&mut self, key: &ObjectKey, at: Instant) {
@@ -146,6 +162,7 @@ impl Planner {
                 }
                 Step::Act(action) => action,
             };
+            self.commitments.suspensions.idle.acts(&key);
             let state = format!("has used no GPU time since {since}");
             match action {
                 IdleAction::Event => {

@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use crate::action::status::StatusUpdate;
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome, SuspensionOutcome,
-    SuspensionWrite,
+    EvictionFailure, EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
+    SuspensionOutcome, SuspensionWrite,
 };
 use crate::decide::fixture::settings;
 use crate::decide::planner::{DecisionTime, Planner, Settings};
@@ -214,6 +214,21 @@ impl TestCluster {
         }
         evicted.sort();
         evicted
+    }
+
+    /// The API server refuses the eviction of the first victim that was decided last.
+    pub(super) fn refuse_eviction(&mut self, message: &str) {
+        let eviction = self.evictions.pop().unwrap();
+        let failure = EvictionFailure {
+            victim: eviction.victims[0].clone(),
+            message: message.to_owned(),
+        };
+        let outcome = EvictionOutcome {
+            eviction,
+            evicted: Vec::new(),
+            failure: Some(failure),
+        };
+        self.planner.eviction_finished(outcome, self.now);
     }
 
     /// Replaces the planner by that of a new leader, which observes the same objects.

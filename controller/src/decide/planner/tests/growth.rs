@@ -7,7 +7,6 @@ use serde_json::json;
 
 use super::cluster::{TestCluster, applied};
 use super::hard_pods::add_node;
-use crate::action::{EvictionFailure, EvictionOutcome};
 use crate::fixture::{claim, object, pod};
 use crate::operate::metrics::NodeMetrics;
 
@@ -141,17 +140,7 @@ fn second_search_for_victims_asks_changed_nodes_only() {
         let mut search = |name: &str| {
             cluster.add_pod_of_priority(name, "35Gi", 10);
             let (steps, _) = steps::of(|| cluster.settle());
-            let eviction = cluster.evictions.remove(0);
-            let failure = EvictionFailure {
-                victim: eviction.victims[0].clone(),
-                message: "PodDisruptionBudget".to_owned(),
-            };
-            let outcome = EvictionOutcome {
-                evicted: Vec::new(),
-                eviction,
-                failure: Some(failure),
-            };
-            cluster.planner.eviction_finished(outcome, cluster.now);
+            cluster.refuse_eviction("PodDisruptionBudget");
             cluster.end(name);
             cluster.actions();
             steps

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::cluster::{TestCluster, applied, member};
-use crate::action::{EvictionFailure, EvictionOutcome};
 use crate::fixture::{claim, node, pod, slice};
 
 /// A node whose GPU is full of pods of priority 0, and a pod of priority 10.
@@ -205,18 +204,7 @@ fn evicts_further_pods_when_deleted_pod_does_not_end() {
 #[test]
 fn gives_devices_back_when_victim_is_protected() {
     let mut cluster = full();
-    let eviction = cluster.evictions.remove(0);
-    let victim = eviction.victims[0].clone();
-    let failure = EvictionFailure {
-        victim,
-        message: "the budget allows no disruption".to_owned(),
-    };
-    let outcome = EvictionOutcome {
-        eviction,
-        evicted: Vec::new(),
-        failure: Some(failure),
-    };
-    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.refuse_eviction("the budget allows no disruption");
     assert!(cluster.settle().is_empty());
     assert!(cluster.evictions.is_empty(), "backoff");
     let blocked = "cannot evict pod default/low-1: the budget allows no disruption";
@@ -234,17 +222,7 @@ fn tries_protected_victim_again_after_a_minute() {
     let start = cluster.now;
     for _ in 0..2 {
         assert!(cluster.settle().is_empty());
-        let eviction = cluster.evictions.remove(0);
-        let failure = EvictionFailure {
-            victim: eviction.victims[0].clone(),
-            message: "the budget allows no disruption".to_owned(),
-        };
-        let outcome = EvictionOutcome {
-            eviction,
-            evicted: Vec::new(),
-            failure: Some(failure),
-        };
-        cluster.planner.eviction_finished(outcome, cluster.now);
+        cluster.refuse_eviction("the budget allows no disruption");
         loop {
             assert!(cluster.settle().is_empty());
             if !cluster.evictions.is_empty() {

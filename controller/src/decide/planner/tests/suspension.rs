@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
 
 use super::cluster::{TestCluster, member};
-use crate::action::{EvictionFailure, EvictionOutcome, SuspensionOutcome};
+use crate::action::SuspensionOutcome;
 use crate::fixture::{claim, object, pod};
 use crate::watch::Kind;
 

@@ -83,17 +83,7 @@ fn eviction_after_a_suspension_is_repeated_when_a_budget_forbids_it() {
     let mut cluster = suspended_for_pod(Some(600));
     cluster.advance(Duration::from_secs(600));
     cluster.settle();
-    let eviction = cluster.evictions.pop().unwrap();
-    let failure = EvictionFailure {
-        victim: eviction.victims[0].clone(),
-        message: "the disruption budget".to_owned(),
-    };
-    let outcome = EvictionOutcome {
-        eviction,
-        evicted: Vec::new(),
-        failure: Some(failure),
-    };
-    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.refuse_eviction("the disruption budget");
     cluster.settle();
     let blocked = format!("cannot evict this pod: the disruption budget; {EXPIRED}");
     assert_eq!(cluster.messages_of("Pod/low").last(), Some(&&*blocked));
@@ -136,18 +126,7 @@ fn pod_whose_state_is_lost_is_evicted_as_far_as_budgets_allow_it() {
     };
     assert_eq!(eviction.victims[0].pod.name.as_deref(), Some("a"));
     assert!(cluster.write_intents().is_empty(), "it is not resumed");
-    let eviction = cluster.evictions.remove(0);
-    cluster.planner.eviction_finished(
-        EvictionOutcome {
-            evicted: Vec::new(),
-            failure: Some(EvictionFailure {
-                victim: eviction.victims[0].clone(),
-                message: "a budget".to_owned(),
-            }),
-            eviction,
-        },
-        cluster.now,
-    );
+    cluster.refuse_eviction("a budget");
     cluster.settle();
     assert!(cluster.evictions.is_empty(), "it rests");
     // Its container starts anew: nothing more is lost when it may go on.
@@ -170,17 +149,7 @@ fn pod_whose_state_is_lost_waits_for_room_or_its_eviction() {
     answer(&mut cluster, "a", "True", "StateLost");
     for _ in 0..2 {
         cluster.settle();
-        let eviction = cluster.evictions.pop().unwrap();
-        let failure = EvictionFailure {
-            victim: eviction.victims[0].clone(),
-            message: "a budget".to_owned(),
-        };
-        let outcome = EvictionOutcome {
-            evicted: Vec::new(),
-            failure: Some(failure),
-            eviction,
-        };
-        cluster.planner.eviction_finished(outcome, cluster.now);
+        cluster.refuse_eviction("a budget");
         cluster.settle();
         assert!(cluster.evictions.is_empty() && cluster.write_intents().is_empty());
         cluster.advance(Duration::from_secs(301));

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::Probe;
 use serde_json::json;
 
 use super::{add_suspendable, add_with, allow, wish};
-use crate::action::{EvictionFailure, EvictionOutcome};
 use crate::decide::planner::tests::cluster::{TestCluster, applied};
 use crate::fixture::{claim, object, pod};
 use crate::watch::{Kind, Observation};
@@ -237,17 +236,7 @@ fn pod_of_idle_share_is_evicted_as_far_as_budgets_allow_it() {
     let mut cluster = idle_notebook("evict");
     cluster.advance(HOUR);
     cluster.settle();
-    let eviction = cluster.evictions.pop().unwrap();
-    let failure = EvictionFailure {
-        victim: eviction.victims[0].clone(),
-        message: "the disruption budget".to_owned(),
-    };
-    let outcome = EvictionOutcome {
-        eviction,
-        evicted: Vec::new(),
-        failure: Some(failure),
-    };
-    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.refuse_eviction("the disruption budget");
     cluster.settle();
     assert!(cluster.evictions.is_empty());
     let blocked = format!("cannot evict this pod: the disruption budget; {state}");
@@ -488,13 +477,31 @@ fn labels_of_a_namespace_decide_about_shares_that_are_idle_already() {
     cluster.advance(24 * HOUR);
     cluster.settle();
     assert!(cluster.suspensions.is_empty());
+    label_namespace(&mut cluster, "2");
+    cluster.settle();
+    assert_eq!(cluster.write_intents(), ["+nb"]);
+}
+
+fn label_namespace(cluster: &mut TestCluster, version: &str) {
     let namespace = object(json!({
-        "metadata": {"name": "default", "uid": "ns", "resourceVersion": "2", "labels": {"workload": "notebooks"}},
+        "metadata": {"name": "default", "uid": "ns", "resourceVersion": version, "labels": {"workload": "notebooks"}},
     }));
     let observation = Observation::Namespace(applied(namespace));
     cluster.planner.observe(observation, cluster.now);
+}
+
+#[test]
+fn change_of_a_namespace_repeats_no_action() {
+    let mut cluster = idle_notebook("event");
+    cluster.advance(HOUR);
     cluster.settle();
-    assert_eq!(cluster.write_intents(), ["+nb"]);
+    let count = cluster.messages_of("Pod/nb").len();
+    for version in ["2", "3"] {
+        label_namespace(&mut cluster, version);
+        cluster.advance(HOUR);
+        cluster.settle();
+    }
+    assert_eq!(cluster.messages_of("Pod/nb").len(), count);
 }
 
 #[test]
@@ -559,16 +566,8 @@ fn eviction_of_idle_pod_is_repeated_some_time_after_it_failed() {
     let late = Duration::from_secs(100);
     cluster.advance(late);
     cluster.settle();
-    let failure = EvictionFailure {
-        victim: eviction.victims[0].clone(),
-        message: "the disruption budget".to_owned(),
-    };
-    let outcome = EvictionOutcome {
-        eviction,
-        evicted: Vec::new(),
-        failure: Some(failure),
-    };
-    cluster.planner.eviction_finished(outcome, cluster.now);
+    cluster.evictions.push(eviction);
+    cluster.refuse_eviction("the disruption budget");
     cluster.advance(Duration::from_secs(299));
     cluster.settle();
     assert!(cluster.evictions.is_empty());
