@@ -25,16 +25,16 @@ impl<T: Copy> Sensor<T> {
 }
 
 impl<T> Sensor<T> {
-    /// Returns the error of a query that failed.
-    pub const fn failure(&self) -> Option<&Status> {
+    /// Returns whether there is a value.
+    ///
+    /// # Errors
+    /// The error of the query, if it failed.
+    pub const fn answer(&self) -> Result<bool, &Status> {
         match self {
-            Self::Failed(status) => Some(status),
-            Self::Value(_) | Self::Absent => None,
+            Self::Value(_) => Ok(true),
+            Self::Absent => Ok(false),
+            Self::Failed(status) => Err(status),
         }
-    }
-
-    const fn has_value(&self) -> bool {
-        matches!(self, Self::Value(_))
     }
 }
 
@@ -70,37 +70,30 @@ pub struct Telemetry {
 impl Telemetry {
     /// Returns the queries that failed, with their errors.
     pub fn failures(&self) -> impl Iterator<Item = (&'static str, &Status)> {
-        [
-            ("memory", self.memory.failure()),
-            ("utilization", self.utilization.failure()),
-            ("temperature", self.temperature_celsius.failure()),
-            ("power draw", self.power_milliwatts.failure()),
-            ("energy", self.energy_millijoules.failure()),
-            ("SM clock", self.sm_clock_mhz.failure()),
-            ("memory clock", self.memory_clock_mhz.failure()),
-            ("corrected ECC errors", self.ecc_corrected.failure()),
-            ("uncorrected ECC errors", self.ecc_uncorrected.failure()),
-            ("recovery action", self.recovery_action.failure()),
-            ("fabric state", self.fabric.failure()),
-            ("memory repair", self.memory_repair.failure()),
-        ]
-        .into_iter()
-        .filter_map(|(query, failure)| Some((query, failure?)))
+        let all = self.answers().into_iter();
+        all.filter_map(|(query, answer)| Some((query, answer.err()?)))
     }
 
     /// Returns whether a sensor has a value.
     pub(crate) fn has_value(&self) -> bool {
-        self.memory.has_value()
-            || self.utilization.has_value()
-            || self.temperature_celsius.has_value()
-            || self.power_milliwatts.has_value()
-            || self.energy_millijoules.has_value()
-            || self.sm_clock_mhz.has_value()
-            || self.memory_clock_mhz.has_value()
-            || self.ecc_corrected.has_value()
-            || self.ecc_uncorrected.has_value()
-            || self.recovery_action.has_value()
-            || self.fabric.has_value()
-            || self.memory_repair.has_value()
+        self.answers().iter().any(|(_, answer)| *answer == Ok(true))
+    }
+
+    /// Returns whether each sensor has a value, or the error of its query.
+    fn answers(&self) -> [(&'static str, Result<bool, &Status>); 12] {
+        [
+            ("memory", self.memory.answer()),
+            ("utilization", self.utilization.answer()),
+            ("temperature", self.temperature_celsius.answer()),
+            ("power draw", self.power_milliwatts.answer()),
+            ("energy", self.energy_millijoules.answer()),
+            ("SM clock", self.sm_clock_mhz.answer()),
+            ("memory clock", self.memory_clock_mhz.answer()),
+            ("corrected ECC errors", self.ecc_corrected.answer()),
+            ("uncorrected ECC errors", self.ecc_uncorrected.answer()),
+            ("recovery action", self.recovery_action.answer()),
+            ("fabric state", self.fabric.answer()),
+            ("memory repair", self.memory_repair.answer()),
+        ]
     }
 }

@@ -14,7 +14,6 @@ use drava_api::event::EventReason;
 use drava_api::listed::Listed;
 use drava_api::names;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -319,7 +318,8 @@ impl<E: Effects> Task<E> {
         };
         let fetched = self.claims.fetch(&record.claim).await;
         let fetched = fetched.map_err(|error| describe(&error))?;
-        let Some(claim) = fetched.filter(|claim| self::uid(&claim.metadata).as_ref() == Some(uid))
+        let Some(claim) =
+            fetched.filter(|claim| ClaimUid::of(&claim.metadata).as_ref() == Some(uid))
         else {
             // Its pod ends.
             return Ok(Left::Nothing);
@@ -463,13 +463,9 @@ impl<E: Effects> Task<E> {
     }
 }
 
-fn uid(metadata: &ObjectMeta) -> Option<ClaimUid> {
-    ClaimUid::parse(metadata.uid.as_deref()?).ok()
-}
-
 /// Returns whether a claim may be the companion of `base` that has a grant: it is one, or its devices cannot be read.
 fn may_be_companion(found: &ResourceClaim, grant: &ClaimRef, base: &ClaimUid, pool: &str) -> bool {
-    uid(&found.metadata).as_ref() == Some(&grant.uid)
+    ClaimUid::of(&found.metadata).as_ref() == Some(&grant.uid)
         && companion::base(found).as_ref() == Some(base)
         && !matches!(companion::read(found, pool), Ok(None))
 }

@@ -16,9 +16,8 @@ use futures::StreamExt as _;
 use futures::future::poll_fn;
 use futures::stream::BoxStream;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -152,7 +151,7 @@ impl<K: PartialEq> Labelled<K> {
         match event {
             Event::Init => namespace.listed.clear(),
             Event::InitApply(claim) => {
-                if let Some(uid) = uid(&claim)
+                if let Some(uid) = ClaimUid::of(claim.meta())
                     && let Some(kept) = follower.keep(claim)
                 {
                     namespace.listed.insert(uid, kept);
@@ -168,7 +167,7 @@ impl<K: PartialEq> Labelled<K> {
                 return true;
             }
             Event::Apply(claim) => {
-                let Some(uid) = uid(&claim) else {
+                let Some(uid) = ClaimUid::of(claim.meta()) else {
                     return false;
                 };
                 let after = follower.keep(claim);
@@ -188,7 +187,7 @@ impl<K: PartialEq> Labelled<K> {
                 return is_changed;
             }
             Event::Delete(claim) => {
-                let Some(uid) = uid(&claim) else {
+                let Some(uid) = ClaimUid::of(claim.meta()) else {
                     return false;
                 };
                 namespace.own.get_or_insert_default().remove(&uid);
@@ -324,7 +323,7 @@ impl<F: Follower> Following<'_, F> {
         match listed.and_then(|list| list.map_err(|error| describe(&error))) {
             Ok(list) => {
                 let namespace = |claim: Listed<ResourceClaim>| {
-                    let name = metadata(&claim).namespace.clone()?;
+                    let name = claim.meta().namespace.clone()?;
                     self.follower.keep(claim).map(|_| name)
                 };
                 self.swept = list.items.into_iter().filter_map(namespace).collect();
@@ -358,15 +357,4 @@ fn events(client: &Client, namespace: &str, selector: &str) -> Events {
         event
     };
     watcher(api, config).then(rest).boxed()
-}
-
-pub(super) fn metadata(claim: &Listed<ResourceClaim>) -> &ObjectMeta {
-    match claim {
-        Listed::Object(claim) => &claim.metadata,
-        Listed::Unreadable(claim) => &claim.metadata,
-    }
-}
-
-fn uid(claim: &Listed<ResourceClaim>) -> Option<ClaimUid> {
-    ClaimUid::parse(metadata(claim).uid.as_deref()?).ok()
 }

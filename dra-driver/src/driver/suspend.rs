@@ -17,7 +17,7 @@ use drava_api::listed::Listed;
 use drava_api::names;
 use drava_nvml::GpuUuid;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -188,7 +188,7 @@ impl<E: Effects> Follower for Task<E> {
     /// Keeps claims with devices of this node, readable or not.
     fn keep(&self, claim: Listed<ResourceClaim>) -> Option<Self::Kept> {
         let is_own = has_devices_of(&self.claims.pool, &claim);
-        is_own.then(|| labelled::metadata(&claim).resource_version.clone())
+        is_own.then(|| claim.meta().resource_version.clone())
     }
 
     /// Makes the next review of a claim due.
@@ -349,7 +349,8 @@ impl<E: Effects> Task<E> {
                 Some(Err(error)) if !can_undo => return Err(describe(&error)),
                 Some(Err(_)) | None => None,
             };
-            let is_same = |claim: &ResourceClaim| self::uid(&claim.metadata).as_ref() == Some(uid);
+            let is_same =
+                |claim: &ResourceClaim| ClaimUid::of(&claim.metadata).as_ref() == Some(uid);
             let claim = fetched.filter(is_same);
             if claim.is_none() && !can_undo {
                 // Its pod ends, and its processes with it.
@@ -692,8 +693,4 @@ fn is_labelled(claim: &ResourceClaim) -> bool {
     let labels = claim.metadata.labels.as_ref();
     let value = labels.and_then(|labels| labels.get(names::SUSPEND_LABEL));
     value.is_some_and(|value| value == names::SUSPEND)
-}
-
-fn uid(metadata: &ObjectMeta) -> Option<ClaimUid> {
-    ClaimUid::parse(metadata.uid.as_deref()?).ok()
 }

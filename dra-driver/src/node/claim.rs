@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 /// UID of a ResourceClaim: 1 to 63 letters, digits and dashes, because the UID names files and fits a limits page.
@@ -29,6 +30,12 @@ impl ClaimUid {
         } else {
             Err(InvalidClaimUid(text.to_owned()))
         }
+    }
+
+    /// Returns the UID of a claim; `None` without a valid one.
+    #[must_use]
+    pub fn of(claim: &ObjectMeta) -> Option<Self> {
+        Self::parse(claim.uid.as_deref()?).ok()
     }
 
     /// Returns the UID as text.

@@ -563,6 +563,6 @@ pub fn claim_ref(metadata: &ObjectMeta) -> Option<ClaimRef> {
     Some(ClaimRef {
         namespace: metadata.namespace.clone()?,
         name: metadata.name.clone()?,
-        uid: ClaimUid::parse(metadata.uid.as_deref()?).ok()?,
+        uid: ClaimUid::of(metadata)?,
     })
 }

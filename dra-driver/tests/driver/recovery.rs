@@ -8,7 +8,7 @@ use drava_dra_driver::driver::Config;
 use crate::api_server::{CLAIMS, eventually};
 use crate::cluster::{TestCluster, inode, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::{Share, Whole};
-use crate::fixture::{GPU_UUIDS, claim};
+use crate::fixture::{GPU_UUIDS, claim, claim_ref};
 use crate::node::{base_of, lacks_device_files, page_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -400,6 +400,27 @@ async fn names_deleted_state_that_cannot_be_restored() {
     cluster.gpus.restore();
     eventually("restored spec", || {
         cluster.spec_file(1).exists().then_some(())
+    })
+    .await;
+}
+
+/// No record names the namespace of its claim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn companion_of_a_claim_that_was_never_prepared_is_released() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let mut companion = serde_json::to_value(claim(2, &[Share(0, "1Gi", "0")])).unwrap();
+    let metadata = &mut companion["metadata"];
+    metadata["labels"] =
+        serde_json::json!({"gpu.drava.dev/companion-of": claim_ref(1).uid.as_str()});
+    metadata["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
+    cluster.api.put_claim_json(&companion);
+    let (_running, _plugin) = cluster.start_ready().await;
+    eventually("its release", || {
+        let condition = cluster.api.condition("claim-2", "Granted")?;
+        (condition["reason"] == "Released").then_some(())
     })
     .await;
 }

@@ -5,15 +5,16 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 
 use drava_dra_driver::driver::Config;
+use drava_fake_kubelet::Plugin;
 use drava_nvml::{Process, ProcessKind, ProcessMemory};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::api_server::eventually;
-use crate::cluster::{TestCluster, kubelet_claim, prepare_error};
+use crate::cluster::{Running, TestCluster, kubelet_claim, prepare_error};
 use crate::fixture::Allocated::{Share, Whole};
 use crate::fixture::{Allocated, GPU_UUIDS, claim_ref, claim_with};
 
@@ -287,42 +288,106 @@ fn restoring_libcuda(files: &TempDir, state: &Path) -> PathBuf {
     program
 }
 
+/// A cluster on which the process of claim 1 is checkpointed, and NVML shows its memory all the time, so that it is not suspended yet.
+struct Locked {
+    cluster: TestCluster,
+    files: TempDir,
+    program: Child,
+    directory: PathBuf,
+}
+
+impl Locked {
+    async fn new() -> (Self, Running, Plugin) {
+        let cluster = cluster().await;
+        let files = tempfile::tempdir().unwrap();
+        let program = Command::new("sleep").arg("600").spawn().unwrap();
+        let locked = Self {
+            directory: PathBuf::new(),
+            cluster,
+            files,
+            program,
+        };
+        let (running, plugin) = locked.start().await;
+        running.await_ready().await;
+        let share = [Share(0, "8Gi", "30")];
+        let cluster = &locked.cluster;
+        put(cluster, 1, &share, &allowed(), false);
+        plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+        let pid = locked.program.id();
+        let directory = cluster.node.start_process(pid, 1);
+        list(cluster, pid);
+        put(cluster, 1, &share, &allowed(), true);
+        locked.await_state("checkpointed").await;
+        (
+            Self {
+                directory,
+                ..locked
+            },
+            running,
+            plugin,
+        )
+    }
+
+    async fn start(&self) -> (Running, Plugin) {
+        let config = Config {
+            program: restoring_libcuda(&self.files, &self.files.path().join("state")),
+            ..self.cluster.config()
+        };
+        let running = self.cluster.start_with(config, self.cluster.source());
+        let plugin = self
+            .cluster
+            .kubelet
+            .register("gpu.drava.dev")
+            .await
+            .unwrap();
+        (running, plugin)
+    }
+
+    fn has_state(&self, wanted: &str) -> bool {
+        let state = fs::read_to_string(self.files.path().join("state"));
+        state.is_ok_and(|state| state.trim() == wanted)
+    }
+
+    async fn await_state(&self, wanted: &str) {
+        eventually(wanted, || self.has_state(wanted).then_some(())).await;
+    }
+
+    async fn end(mut self, running: Running) {
+        running.kill().await;
+        self.program.kill().unwrap();
+        self.program.wait().unwrap();
+        fs::remove_dir_all(&self.directory).unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_that_a_killed_driver_left_locked_go_on_without_the_api_server() {
-    let cluster = cluster().await;
-    let files = tempfile::tempdir().unwrap();
-    let state = files.path().join("state");
-    let config = || Config {
-        program: restoring_libcuda(&files, &state),
-        ..cluster.config()
-    };
-    let running = cluster.start_with(config(), cluster.source());
-    let plugin = cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    running.await_ready().await;
-    let share = [Share(0, "8Gi", "30")];
-    put(&cluster, 1, &share, &allowed(), false);
-    plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
-    let mut program = Command::new("sleep").arg("600").spawn().unwrap();
-    let directory = cluster.node.start_process(program.id(), 1);
-    list(&cluster, program.id());
-    put(&cluster, 1, &share, &allowed(), true);
-    // NVML shows its memory all the time, so it is not suspended yet.
-    let has_state = |wanted: &str| fs::read_to_string(&state).is_ok_and(|state| state == wanted);
-    eventually("the checkpoint", || {
-        has_state("checkpointed\n").then_some(())
-    })
-    .await;
+    let (locked, running, _) = Locked::new().await;
     running.kill().await;
-    cluster.api.set_down(true);
-    let running = cluster.start_with(config(), cluster.source());
-    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
-    eventually("the end of its lock", || {
-        has_state("running\n").then_some(())
-    })
-    .await;
-    cluster.api.set_down(false);
-    running.kill().await;
-    program.kill().unwrap();
-    program.wait().unwrap();
-    fs::remove_dir_all(directory).unwrap();
+    locked.cluster.api.set_down(true);
+    let (running, _plugin) = locked.start().await;
+    locked.await_state("running").await;
+    locked.cluster.api.set_down(false);
+    locked.end(running).await;
+}
+
+/// A read of a claim may take ten seconds, as that of another claim does meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_are_locked_do_not_wait_for_a_hanging_api_server() {
+    let (locked, running, plugin) = Locked::new().await;
+    put(
+        &locked.cluster,
+        2,
+        &[Share(1, "8Gi", "30")],
+        &allowed(),
+        false,
+    );
+    let stalled = ["claim-1", "claim-2"].map(str::to_owned);
+    locked.cluster.api.stall_reads(stalled);
+    let other = kubelet_claim(2);
+    tokio::select! {
+        () = locked.await_state("running") => {}
+        prepared = plugin.prepare_one(&other) => panic!("{prepared:?} before the end of the lock"),
+    }
+    locked.end(running).await;
 }
