@@ -241,6 +241,16 @@ fn spatial_daemon_outlives_node_driver_and_is_started_again() -> Result<()> {
     let event = tenant.event(&tenant.claim_of("steady")?, "MpsFault")?;
     ensure!(event.contains("started again"), "{event}");
     tenant.training_started("steady", started)?;
+    // The daemon writes each command into its log, which is memory of the node.
+    let grow = "truncate -s 9M /run/drava/mps/*/log/control.log";
+    cluster.on_node("sh", &["-c", grow])?;
+    wait("the log is emptied", || {
+        let size = cluster.on_node(
+            "sh",
+            &["-c", "cat /run/drava/mps/*/log/control.log | wc -c"],
+        )?;
+        Ok((size.trim().parse::<u64>()? < 1 << 20).then_some(()))
+    })?;
     let damage =
         format!("kill -9 {second}; umount -l /run/drava/mps/*/shm; rm -rf /run/drava/mps/*");
     cluster.on_node("sh", &["-c", &damage])?;

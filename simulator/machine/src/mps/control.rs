@@ -277,6 +277,8 @@ impl Daemon {
                 Ok(())
             }
             (ToDaemon::Command(line), Role::Unknown) => {
+                log.line("NEW UI");
+                log.line(&format!("Cmd:{line}"));
                 // The server works for the daemon's user.
                 let is_permitted = [0, geteuid().as_raw()].contains(&peer.user);
                 let parsed = match is_permitted {
@@ -295,6 +297,10 @@ impl Daemon {
                         .unwrap_or_else(|error| error.to_string()),
                     Err(error) => error,
                 };
+                for answer in text.lines() {
+                    log.line(answer);
+                }
+                log.line("UI closed");
                 self.send(index, &FromDaemon::Text(text))
             }
             _ => Err(WireError::Malformed),
