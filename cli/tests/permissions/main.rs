@@ -5,6 +5,8 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
@@ -728,6 +730,50 @@ fn names_missing_objects_and_permissions_in_one_line() {
         "error: cannot query Prometheus at monitoring/prometheus:9090: the server says 404; name it as NAMESPACE/SERVICE:PORT: `kubectl \
          get services -A` lists the services\n"
     );
+}
+
+/// Another resize creates its claim between the plan and the creation.
+#[test]
+fn resize_goes_on_from_one_that_came_first() {
+    let (created, answered) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let seen = Arc::clone(&answered);
+    let printed = run(
+        move |method, path| {
+            let base = Share::idle().claim;
+            let is_list = path == "/apis/resource.k8s.io/v1/namespaces/a/resourceclaims";
+            match method {
+                "POST" => {
+                    created.fetch_add(1, Ordering::SeqCst);
+                    let conflict = json!({
+                        "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "AlreadyExists",
+                        "message": "it exists", "code": 409,
+                    });
+                    (409, conflict)
+                }
+                "GET" if is_list && created.load(Ordering::SeqCst) == 0 => list(&json!([base])),
+                "GET" if is_list => {
+                    seen.fetch_add(1, Ordering::SeqCst);
+                    let mut companion = base.clone();
+                    companion["metadata"]["name"] = json!("c-more-1");
+                    companion["metadata"]["uid"] = json!("more");
+                    companion["metadata"]["labels"] =
+                        json!({"gpu.drava.dev/companion-of": base["metadata"]["uid"]});
+                    companion["metadata"]["ownerReferences"] = json!([
+                        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}
+                    ]);
+                    companion["status"] = json!({});
+                    list(&json!([base, companion]))
+                }
+                _ => Share::idle().answer(method, path),
+            }
+        },
+        &["resize", "p", "--memory", "9Gi", "--timeout", "30"],
+    );
+    assert!(
+        printed.stderr.contains("c-more-1") && !printed.stderr.contains("409"),
+        "{printed:?}"
+    );
+    assert_eq!(answered.load(Ordering::SeqCst), 1);
 }
 
 /// The user reads all, and the namespace has no claim with a device.
