@@ -26,6 +26,10 @@ pub const COMMANDS: &[(&str, Check)] = &[
     ("cargo xtask demo", Harness("xtask/src/demo.rs")),
     // Output of the demo.
     ("kubectl get pods -o wide", Run),
+    (
+        "kubectl wait --for=condition=Ready pod/inference --timeout=120s",
+        Run,
+    ),
     ("kubectl exec inference -- nvidia-smi", Run),
     (
         "kubectl exec training -- nvidia-smi",
@@ -209,7 +213,7 @@ pub const COMMANDS: &[(&str, Check)] = &[
         Run,
     ),
     (
-        r#"kubectl patch pod <pod> -p '{"spec":{"schedulingGates":[{"$patch":"delete","name":"gpu.drava.dev/allocation"}]}}'"#,
+        r#"kubectl patch pod <pod> -n <namespace> -p '{"spec":{"schedulingGates":[{"$patch":"delete","name":"gpu.drava.dev/allocation"}]}}'"#,
         Run,
     ),
     (

@@ -217,12 +217,15 @@ fn deleted_pod_of_suspended_share_leaves_nothing() -> Result<()> {
         "the pod does not get its memory"
     );
     cluster.check_allocations()?;
-    let text = cluster.metrics("driver", DRIVER_PORT)?;
+    // The node driver looks for unprepared claims every five seconds.
     let series = format!(
         "drava_share_suspended_bytes{{namespace=\"{}\"",
         tenant.name()
     );
-    ensure!(!text.contains(&series), "{text}");
+    wait("the share has no series", || {
+        let text = cluster.metrics("driver", DRIVER_PORT)?;
+        Ok((!text.contains(&series)).then_some(()))
+    })?;
     tenant.delete_pods(&["next", "other"])?;
     node.wait_until_clean()?;
     wait("the GPUs have no memory of programs", || {
