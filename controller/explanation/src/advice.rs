@@ -199,14 +199,18 @@ pub fn unknown_class(name: &str, classes: &BTreeMap<String, DeviceClass>) -> Opt
     ))
 }
 
-/// Returns the class of the claim that does not exist and is probably meant to be one of this driver.
+/// Returns the class of the claim that does not exist, and the one that is probably meant.
 pub(crate) fn unknown_class_of(
     claim: &ResourceClaim,
     classes: &BTreeMap<String, DeviceClass>,
 ) -> Option<String> {
     let requests = requested(claim.spec.as_ref()?, "spec");
     let mut unknown = requests.iter().filter_map(|requested| {
-        let problem = unknown_class(requested.class, classes)?;
+        if classes.contains_key(requested.class) {
+            return None;
+        }
+        let problem = unknown_class(requested.class, classes)
+            .unwrap_or_else(|| format!("device class {} does not exist", requested.class));
         Some(format!("request {}: {problem}", requested.name))
     });
     unknown.next()

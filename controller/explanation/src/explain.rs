@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use drava_allocator::claim::ClaimId;
 use drava_allocator::claim_problem::{ClaimProblem, Claims, resolve};
-use drava_allocator::cluster::Cluster;
+use drava_allocator::cluster::{Cluster, is_finished};
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
@@ -70,6 +70,8 @@ pub enum State {
     NoGpuRequest,
     /// The pod is bound to a node.
     Placed,
+    /// The pod has finished; its claims may be gone.
+    Finished,
     /// A claim of the pod does not exist, or cannot be used.
     WaitingForClaim,
     /// The pod has scheduling gates of other controllers.
@@ -247,6 +249,18 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
     let (namespace, name) = object_key(&pod.metadata);
     let mut report = Report::new(pod);
     report.reserved = reserved(snapshot, &namespace, &name);
+    if is_finished(pod) {
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        report.state = State::Finished;
+        report.summary = format!(
+            "the pod has finished ({}); it keeps no devices",
+            phase.unwrap_or_default()
+        );
+        return report;
+    }
     (report.state, report.summary) = match stage(snapshot, pod, &settings.schedulers) {
         Stage::WithoutClaim(problem) => {
             report.reason = Some(Reason::ClaimMissing);
@@ -388,7 +402,7 @@ fn stage<'a>(snapshot: &Snapshot, pod: &'a Pod, schedulers: &[String]) -> Stage<
     Stage::Requesting(Box::new(request))
 }
 
-/// Returns that a claim names a class which does not exist, if one of this driver is probably meant.
+/// Returns that a claim names a class which does not exist; which driver is meant is then unknown.
 pub(crate) fn unknown_class(
     cluster: &Cluster,
     claims: &[(&str, &ResourceClaim)],
@@ -532,9 +546,10 @@ fn blockers(verdict: &NodeVerdict) -> Vec<Blocker> {
 
 impl State {
     /// All states.
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::NoGpuRequest,
         Self::Placed,
+        Self::Finished,
         Self::WaitingForClaim,
         Self::Gated,
         Self::Allocated,
@@ -554,6 +569,7 @@ impl State {
         match self {
             Self::NoGpuRequest => "NoGpuRequest",
             Self::Placed => "Placed",
+            Self::Finished => "Finished",
             Self::WaitingForClaim => "WaitingForClaim",
             Self::Gated => "Gated",
             Self::Allocated => "Allocated",

@@ -160,7 +160,7 @@ const fn meaning(state: State) -> &'static str {
         State::Waiting | State::Infeasible | State::Rejected | State::WaitingForClaim => {
             "The controller has not allocated the claims."
         }
-        State::Unknown | State::NoGpuRequest | State::Placed => {
+        State::Unknown | State::NoGpuRequest | State::Placed | State::Finished => {
             "The controller has not decided on the pod."
         }
     }

@@ -373,6 +373,44 @@ fn names_class_that_is_misspelled() {
 }
 
 #[test]
+fn class_that_does_not_exist_is_a_reason() {
+    let mut snapshot = snapshot();
+    let claims = &mut snapshot.claims;
+    let claim = claims
+        .iter_mut()
+        .find(|claim| claim.metadata.name.as_deref() == Some("feasible"));
+    claim.unwrap().spec = Some(object(json!({"devices": {"requests": [
+        {"name": "gpu", "exactly": {"deviceClassName": "lab.example.com"}},
+    ]}})));
+    let report = super::pod(&mut snapshot, "default", "feasible", &settings()).unwrap();
+    assert_eq!(
+        (report.state, report.summary.as_str()),
+        (
+            State::Rejected,
+            "UnknownClass: claim default/feasible: request gpu: device class lab.example.com does not exist"
+        )
+    );
+}
+
+#[test]
+fn pod_that_has_finished_waits_for_nothing() {
+    for phase in ["Succeeded", "Failed"] {
+        let mut snapshot = snapshot();
+        let pods = &mut snapshot.pods;
+        // Its claim is gone.
+        let pod = pods.iter_mut().find(|pod| is(pod, "default", "early"));
+        pod.unwrap().status = Some(object(json!({"phase": phase})));
+        let report = super::pod(&mut snapshot, "default", "early", &settings()).unwrap();
+        assert_eq!(report.state, State::Finished);
+        assert_eq!(report.reason, None);
+        assert_eq!(
+            report.summary,
+            format!("the pod has finished ({phase}); it keeps no devices")
+        );
+    }
+}
+
+#[test]
 fn names_template_that_is_missing() {
     let mut snapshot = snapshot();
     let pod = snapshot

@@ -266,6 +266,53 @@ fn misspelled_class_does_not_fit() {
 }
 
 #[test]
+fn uses_device_classes_of_the_manifest() {
+    let mut template = template("1Gi");
+    template["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
+        json!("notebooks");
+    let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "notebooks"}, "spec": {
+        "selectors": [{"cel": {"expression":
+            "device.driver == \"gpu.drava.dev\" && device.attributes[\"gpu.drava.dev\"].type == \"vgpu\""}}],
+    }});
+    let report = simulated(&[deployment(1), template.clone(), class]).unwrap();
+    assert!(report.all_fit());
+    assert_eq!((report.requesting, report.fitting), (1, 1));
+    // A class that exists nowhere is no pod without a request.
+    let report = simulated(&[deployment(1), template]).unwrap();
+    assert!(!report.all_fit());
+    let text = report.text();
+    assert!(
+        text.contains("device class notebooks does not exist"),
+        "{text}"
+    );
+}
+
+#[test]
+fn simulates_tasks_of_volcano() {
+    let task = |name: &str, replicas: u32| {
+        json!({
+            "name": name, "replicas": replicas,
+            "template": {"spec": pod_spec(&json!({"resourceClaimTemplateName": "share"}))},
+        })
+    };
+    let job = json!({
+        "apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "training"},
+        "spec": {"schedulerName": "default-scheduler", "tasks": [task("worker", 2), task("chief", 1)]},
+    });
+    let text = simulated(&[job.clone(), template("10Gi")]).unwrap().text();
+    let rows: Vec<&str> = text.lines().skip(1).take(3).collect();
+    let names = ["training-worker-0", "training-worker-1", "training-chief"];
+    for (row, name) in rows.iter().zip(names) {
+        assert!(row.starts_with(&format!("default/{name} ")), "{text}");
+        assert!(row.contains(" n1 "), "{text}");
+    }
+    let mut of_volcano = job;
+    of_volcano["spec"]["schedulerName"] = json!("volcano");
+    let text = simulated(&[of_volcano, template("10Gi")]).unwrap().text();
+    assert!(text.contains("SchedulerNotServed"), "{text}");
+}
+
+#[test]
 fn notes_likely_mistakes() {
     let text = simulated(&[deployment(1), template("8000")])
         .unwrap()
