@@ -51,6 +51,10 @@ pub const CONTEXT_MIB: [(&str, u64); 6] = [
     ("B200", 592),
 ];
 
+/// Annotation of the chart's device classes: namespace of drava. Tenants may not write device classes, so the command line takes
+/// from there what they could imitate elsewhere: prices, and the pods of node drivers.
+pub const NAMESPACE_ANNOTATION: &str = "gpu.drava.dev/namespace";
+
 /// Label of a claim that adds capacity to the shares of another claim, its base: UID of the base.
 pub const COMPANION_LABEL: &str = "gpu.drava.dev/companion-of";
 

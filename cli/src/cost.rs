@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use drava_explanation::table;
 
 use crate::connection::{Connection, connect};
+use crate::installation;
 use crate::prometheus::{Prometheus, Series, Source};
 use crate::tenant;
 
@@ -64,18 +65,23 @@ struct Prices {
     memory_gib_hour: f64,
     /// By model, as NVML names it.
     #[serde(default)]
-    models: BTreeMap<String, Price>,
+    models: BTreeMap<String, ModelPrice>,
+}
+
+/// Prices of a model; those that are left out are the prices of all models.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ModelPrice {
+    gpu_hour: Option<f64>,
+    memory_gib_hour: Option<f64>,
 }
 
 /// Price of GPU time and GPU memory for an hour.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Price {
     /// Of the GPU time of one GPU; a share with 30 cores costs 0.3 of it.
-    #[serde(default)]
     gpu_hour: f64,
     /// Of a GiB of GPU memory.
-    #[serde(default)]
     memory_gib_hour: f64,
 }
 
@@ -92,7 +98,11 @@ impl Prices {
     }
 
     fn of(&self, model: &str) -> Price {
-        self.models.get(model).copied().unwrap_or(self.any())
+        let own = self.models.get(model).copied().unwrap_or_default();
+        Price {
+            gpu_hour: own.gpu_hour.unwrap_or(self.gpu_hour),
+            memory_gib_hour: own.memory_gib_hour.unwrap_or(self.memory_gib_hour),
+        }
     }
 }
 
@@ -183,17 +193,25 @@ fn parse(text: &str) -> anyhow::Result<Prices> {
 
 /// Returns the prices of the chart; none without them, or where the user may not read them.
 async fn of_cluster(client: &Client) -> anyhow::Result<Prices> {
-    let all: Api<ConfigMap> = Api::all(client.clone());
-    let found = match all.list(&ListParams::default().labels(PRICES_LABEL)).await {
+    let (maps, place): (Api<ConfigMap>, _) = match installation::namespace(client).await? {
+        Some(namespace) => (
+            Api::namespaced(client.clone(), &namespace),
+            format!("in namespace {namespace}"),
+        ),
+        None => (Api::all(client.clone()), "in all namespaces".to_owned()),
+    };
+    let found = match maps.list(&ListParams::default().labels(PRICES_LABEL)).await {
         Ok(found) => found.items,
         Err(kube::Error::Api(status)) if status.code == 403 => {
-            eprintln!(
-                "note: you may not list configmaps in all namespaces; set --prices for costs"
-            );
+            eprintln!("note: you may not list configmaps {place}; set --prices for costs");
             return Ok(Prices::default());
         }
-        Err(error) => return Err(tenant::refused(error, "list configmaps in all namespaces")),
+        Err(error) => return Err(tenant::refused(error, &format!("list configmaps {place}"))),
     };
+    let namespaces = found
+        .iter()
+        .filter_map(|map| map.metadata.namespace.as_deref());
+    installation::check_one("ConfigMaps with prices", namespaces)?;
     let text = found
         .iter()
         .find_map(|map| map.data.as_ref()?.get(PRICES_KEY));
@@ -375,12 +393,12 @@ mod tests {
             currency: Some("EUR".to_owned()),
             costs: costs(&amounts(), &prices(), false, None),
         };
-        // Idle time of one claim is not the other's; memory of an H100 is free by its own price.
+        // Idle time of one claim is not the other's; memory of an H100 has the price of all models.
         assert_eq!(
             report.text(),
             "\
 NAMESPACE   GPU HOURS   USED   IDLE   GIB HOURS   KWH   COST (EUR)   IDLE COST (EUR)
-a           14.0        9.0    6.0    80.0        0.5   34.00        18.00
+a           14.0        9.0    6.0    80.0        0.5   74.00        18.00
 b           0.0         2.0    0.0    20.0        -     10.00        0.00
 c           2.0         -      -      0.0         -     2.00         -
 without 3.0 hours of MIG partitions, whose size the metrics do not show

@@ -154,7 +154,7 @@ fn minimum(group: &Value) -> usize {
 /// Returns the gangs of the pods by namespace and name.
 pub(crate) fn gangs(pods: &[Pod], minimums: &Minimums, now: Timestamp) -> Vec<Gang> {
     let mut members: BTreeMap<(String, String), Vec<&Pod>> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| is_unfinished(pod)) {
+    for pod in pods {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let of_group = || {
             let (_, namespace, name) = gang::reference(pod)?;
@@ -167,6 +167,8 @@ pub(crate) fn gangs(pods: &[Pod], minimums: &Minimums, now: Timestamp) -> Vec<Ga
             members.entry(key).or_default().push(pod);
         }
     }
+    // Members that have finished count while others run.
+    members.retain(|_, pods| pods.iter().any(|pod| is_unfinished(pod)));
     members
         .into_iter()
         .map(|(key, pods)| {
@@ -188,13 +190,16 @@ fn summary(
         .filter_map(|pod| Some(gang::of(pod).ok()??.min))
         .max()
         .or(min_of_group);
-    let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
-    let gated = pods.iter().filter(|pod| is_gated(pod)).count();
+    let count = |is: fn(&Pod) -> bool| pods.iter().filter(|pod| is(pod)).count();
+    let running = count(|pod| phase(pod) == "Running");
+    let succeeded = count(|pod| phase(pod) == "Succeeded");
+    let gated = count(is_gated);
+    let members = count(is_unfinished);
     let state = match min {
         None => State::Invalid,
-        Some(min) if running >= min => State::Running,
-        Some(min) if pods.len() < min => State::WaitingForMembers,
-        Some(min) if pods.len() - gated >= min => State::Starting,
+        Some(min) if running + succeeded >= min => State::Running,
+        Some(min) if members + succeeded < min => State::WaitingForMembers,
+        Some(min) if members + succeeded - gated >= min => State::Starting,
         Some(_) => State::Waiting,
     };
     let created = pods
@@ -205,7 +210,7 @@ fn summary(
         namespace,
         name,
         min,
-        members: pods.len(),
+        members,
         running,
         gated,
         age_seconds: created.map_or(0, |created| now.duration_since(created).as_secs()),
@@ -329,6 +334,12 @@ mod tests {
             pod("runs", Some("2"), "Succeeded", false),
             pod("starts", Some("2"), "Running", false),
             pod("starts", Some("2"), "Pending", false),
+            // A member of an indexed Job has done its part.
+            pod("works", Some("3"), "Running", false),
+            pod("works", Some("3"), "Running", false),
+            pod("works", Some("3"), "Succeeded", false),
+            pod("ended", Some("2"), "Succeeded", false),
+            pod("ended", Some("2"), "Failed", false),
         ];
         let now = "2026-01-01T00:05:00Z".parse().expect("valid time");
         let table = text(&gangs(&pods, &Minimums::new(), now));
@@ -348,6 +359,8 @@ mod tests {
         assert_eq!(rows[2][..2], ["invalid", "–"]);
         assert_eq!(rows[3], ["runs", "2", "3", "2", "1", "5m", "running"]);
         assert_eq!(rows[4], ["starts", "2", "2", "1", "0", "5m", "starting"]);
+        assert_eq!(rows[5], ["works", "3", "2", "2", "0", "5m", "running"]);
+        assert_eq!(rows.len(), 6, "{table}");
     }
 
     #[test]

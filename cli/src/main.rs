@@ -26,6 +26,7 @@ mod decision;
 mod doctor;
 mod dump;
 mod gangs;
+mod installation;
 mod job;
 mod kueue;
 mod measured;
@@ -330,15 +331,32 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Splits `explain pod/NAME` into `explain pod NAME`, as kubectl accepts both.
+/// Splits `explain pod/NAME` into `explain pod NAME`, as kubectl accepts both, also after options.
 fn split_kind(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    const KINDS: [&str; 9] = [
+        "pod",
+        "pods",
+        "po",
+        "job",
+        "jobs",
+        "claim",
+        "claims",
+        "resourceclaim",
+        "resourceclaims",
+    ];
     let mut split: Vec<OsString> = Vec::new();
+    let mut is_explain = false;
     for argument in arguments {
-        let follows_explain = split.last().is_some_and(|last| last == "explain");
         let parts = argument.to_str().and_then(|text| text.split_once('/'));
         match parts {
-            Some((kind, name)) if follows_explain => split.extend([kind.into(), name.into()]),
-            _ => split.push(argument),
+            Some((kind, name)) if is_explain && KINDS.contains(&kind) => {
+                split.extend([kind.into(), name.into()]);
+                is_explain = false;
+            }
+            _ => {
+                is_explain |= argument == "explain";
+                split.push(argument);
+            }
         }
     }
     split
@@ -438,7 +456,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Quota { name } => {
             let (client, _) = connect(&cli.connection).await?;
             let snapshot = snapshot::take(&client).await?;
-            let quotas = quota::reports(&snapshot, name.as_deref())?;
+            let namespace = cli.connection.namespace.as_deref();
+            let quotas = quota::reports(&snapshot, name.as_deref(), namespace)?;
             let document = serde_json::json!({"quotas": quotas});
             cli.output.format(&document, || quota::text(&quotas))?
         }
@@ -641,4 +660,29 @@ fn migrate(options: &Migrate) -> anyhow::Result<ExitCode> {
 /// Formats the report of a change.
 fn changed(report: &cordon::Report, output: Output) -> anyhow::Result<String> {
     output.format(report, || report.text())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_kind_and_name_wherever_they_are() {
+        let split = |line: &str| {
+            let split = split_kind(line.split(' ').map(OsString::from));
+            split.join(&OsString::from(" "))
+        };
+        for (line, expected) in [
+            ("explain pod/p -n a", "explain pod p -n a"),
+            ("explain -n a pod/p", "explain -n a pod p"),
+            ("-n a explain claim/c", "-n a explain claim c"),
+            (
+                "explain --kubeconfig x/y pod/pod/p",
+                "explain --kubeconfig x/y pod pod/p",
+            ),
+            ("suspend pod/p", "suspend pod/p"),
+        ] {
+            assert_eq!(split(line), expected, "{line}");
+        }
+    }
 }

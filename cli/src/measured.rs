@@ -15,8 +15,8 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use crate::natural;
 use crate::top::{Access, Burst, Gpu, Measured};
+use crate::{installation, natural};
 
 /// Labels of the pods of node drivers.
 const DRIVERS: &str = "app.kubernetes.io/name=drava,app.kubernetes.io/component=driver";
@@ -178,18 +178,30 @@ impl Meter {
     }
 
     async fn drivers(&self) -> Result<Vec<Driver>, Gap> {
-        let pods: Api<Pod> = Api::all(self.client.clone());
-        let pods = pods.list(&ListParams::default().labels(DRIVERS)).await;
-        match pods {
-            Ok(pods) => Ok(pods.items.into_iter().filter_map(Driver::of).collect()),
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                Err(Gap::Denied(status.message.clone()))
-            }
-            Err(error) => Err(Gap::Failing(format!(
+        let failing = |error: &dyn std::error::Error| {
+            Gap::Failing(format!(
                 "cannot list the pods of node drivers: {}",
-                describe(&error)
-            ))),
-        }
+                describe(error)
+            ))
+        };
+        let namespace = installation::namespace(&self.client).await;
+        let pods: Api<Pod> = match namespace.map_err(|error| failing(&error))? {
+            Some(namespace) => Api::namespaced(self.client.clone(), &namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let pods = match pods.list(&ListParams::default().labels(DRIVERS)).await {
+            Ok(pods) => pods.items,
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                return Err(Gap::Denied(status.message.clone()));
+            }
+            Err(error) => return Err(failing(&error)),
+        };
+        let namespaces = pods
+            .iter()
+            .filter_map(|pod| pod.metadata.namespace.as_deref());
+        installation::check_one("pods with the labels of node drivers", namespaces)
+            .map_err(|error| Gap::Failing(error.to_string()))?;
+        Ok(pods.into_iter().filter_map(Driver::of).collect())
     }
 }
 

@@ -134,6 +134,7 @@ fn values(settings: &Settings) -> Value {
     json!({"compatibility": {"enabled": true, "settings": {
         "resources": settings.resources,
         "replacedSchedulers": settings.replaced_schedulers,
+        "shareClass": settings.share_class,
     }}})
 }
 
@@ -210,10 +211,33 @@ fn flatten(objects: Vec<Value>) -> Vec<Value> {
         let is_list = object["apiVersion"] == "v1" && object["kind"] == "List";
         match object.get_mut("items").filter(|_| is_list).map(Value::take) {
             Some(Value::Array(items)) => flat.extend(flatten(items)),
-            _ => flat.push(object),
+            _ => {
+                forget_server(&mut object);
+                flat.push(object);
+            }
         }
     }
     flat
+}
+
+/// Removes what the API server has written: with a resource version, `kubectl apply` refuses an object that changed since.
+fn forget_server(object: &mut Value) {
+    const FIELDS: [&str; 5] = [
+        "resourceVersion",
+        "uid",
+        "generation",
+        "creationTimestamp",
+        "managedFields",
+    ];
+    let Some(fields) = object.as_object_mut() else {
+        return;
+    };
+    let of_server = fields.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = of_server.filter(|metadata| metadata.contains_key("uid")) else {
+        return;
+    };
+    metadata.retain(|field, _| !FIELDS.contains(&field.as_str()));
+    fields.remove("status");
 }
 
 /// Returns kind, namespace and name.

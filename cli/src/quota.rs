@@ -57,9 +57,16 @@ pub(crate) fn all(snapshot: &Snapshot) -> Vec<Report> {
 ///
 /// # Errors
 /// If the named one does not exist.
-pub(crate) fn reports(snapshot: &Snapshot, name: Option<&str>) -> anyhow::Result<Vec<Report>> {
+pub(crate) fn reports(
+    snapshot: &Snapshot,
+    name: Option<&str>,
+    namespace: Option<&str>,
+) -> anyhow::Result<Vec<Report>> {
     let quotas = snapshot.cluster.quotas();
-    let selected = quotas.filter(|quota| name.is_none_or(|name| name == quota.name));
+    let selected = quotas.filter(|quota| {
+        let counts = |namespace| quota.namespaces.iter().any(|counted| counted == namespace);
+        name.map_or_else(|| namespace.is_none_or(counts), |name| name == quota.name)
+    });
     let reports: Vec<Report> = selected.map(|quota| report(&quota)).collect();
     if let Some(name) = name {
         ensure!(
@@ -160,7 +167,7 @@ mod tests {
 
     #[test]
     fn lists_quotas_with_usage() {
-        let reports = reports(&with_quotas(), None).expect("reports");
+        let reports = reports(&with_quotas(), None, None).expect("reports");
         assert_eq!(
             text(&reports),
             "\
@@ -177,7 +184,7 @@ unused   devices    0         –           –          –         –        
 
     #[test]
     fn selects_quota_by_name() {
-        let found = reports(&with_quotas(), Some("team-a")).expect("the quota");
+        let found = reports(&with_quotas(), Some("team-a"), None).expect("the quota");
         assert_eq!(found.len(), 1);
         let value = serde_json::to_value(&found[0].resources[0]).expect("JSON");
         assert_eq!(
@@ -187,7 +194,14 @@ unused   devices    0         –           –          –         –        
                 "limit": 120_u64 << 30, "free": 16_u64 << 30,
             })
         );
-        let error = reports(&with_quotas(), Some("other")).expect_err("no quota");
+        let counting = |namespace| {
+            let found = reports(&with_quotas(), None, Some(namespace)).expect("quotas");
+            let names = found.iter().map(|report| report.quota.clone());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(counting("y"), ["unused"]);
+        assert_eq!(counting("other"), [""; 0]);
+        let error = reports(&with_quotas(), Some("other"), None).expect_err("no quota");
         assert!(
             error
                 .to_string()

@@ -26,6 +26,9 @@ mod workload;
 /// A metric of shares by namespace, claim and request, in place of `VALUE`.
 const BY_REQUEST: &str = include_str!("recommend/by_request.promql");
 
+/// The memory that a share has requested: its limit without what others lend to it, bytes.
+const REQUESTED_MEMORY: &str = "drava_share_memory_limit_bytes - (drava_share_burst_bytes or drava_share_memory_limit_bytes * 0)";
+
 /// The GPU time of a share, as part of that of a GPU.
 const GPU_TIME: &str = "rate(drava_share_gpu_time_seconds_total[5m])";
 
@@ -208,12 +211,9 @@ async fn usages(server: &Prometheus, workloads: &Workloads) -> anyhow::Result<Us
         (&quantile, GPU_TIME, false, |usage, value| {
             usage.gpu_time = usage.gpu_time.max(value);
         }),
-        (
-            &last,
-            "drava_share_memory_limit_bytes",
-            true,
-            |usage, value| usage.limit_bytes = usage.limit_bytes.max(value),
-        ),
+        (&last, REQUESTED_MEMORY, true, |usage, value| {
+            usage.limit_bytes = usage.limit_bytes.max(value)
+        }),
         (
             &last,
             "drava_share_gpu_time_guaranteed_ratio",

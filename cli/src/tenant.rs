@@ -357,6 +357,8 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
     };
     AllocatedDevice::of_claim(claim)
         .into_iter()
+        // Administrators watch a GPU that others have.
+        .filter(|device| !matches!(device.access, DeviceAccess::Admin(_)))
         .map(own)
         .collect()
 }
@@ -466,6 +468,23 @@ w       n1     gpu-1        all      all     w-pod
             gpus_text("x", &[]),
             "no claim of namespace x is allocated\n"
         );
+    }
+
+    #[test]
+    fn administrative_access_is_no_device_of_a_tenant() {
+        let mut claims = drava_explanation::fixture::snapshot().claims;
+        let whole = claims
+            .iter_mut()
+            .find(|claim| claim.metadata.name.as_deref() == Some("w"));
+        let status = whole.and_then(|claim| claim.status.as_mut());
+        let allocation = status.and_then(|status| status.allocation.as_mut());
+        let devices = allocation.and_then(|allocation| allocation.devices.as_mut());
+        let results = devices.and_then(|devices| devices.results.as_mut());
+        for result in results.expect("a device") {
+            result.admin_access = Some(true);
+        }
+        let text = gpus_text("default", &gpus_of(&claims));
+        assert!(!text.contains("all"), "{text}");
     }
 
     #[test]

@@ -249,7 +249,15 @@ impl Kind {
     const fn is_needed_to_explain(self) -> bool {
         matches!(
             self,
-            Self::Slices | Self::Claims | Self::Pods | Self::Nodes | Self::Classes
+            Self::Slices
+                | Self::Claims
+                | Self::Pods
+                | Self::Nodes
+                | Self::Classes
+                | Self::Quotas
+                | Self::Namespaces
+                | Self::TaintRules
+                | Self::OldTaintRules
         )
     }
 }
@@ -362,12 +370,28 @@ mod tests {
     }
 
     #[test]
+    fn reasons_need_what_decisions_depend_on() {
+        let needed = [Kind::Quotas, Kind::TaintRules, Kind::Namespaces];
+        for kind in needed {
+            assert!(!can_explain(&access(&[(kind, Access::Denied)])), "{kind:?}");
+            assert!(
+                can_explain(&access(&[(kind, Access::Complete)])),
+                "{kind:?}"
+            );
+        }
+        assert!(can_explain(&access(&[(Kind::Volumes, Access::Denied)])));
+    }
+
+    #[test]
     fn names_kind_of_several_versions_once() {
         let limits = limits(&access(&[
             (Kind::TaintRules, Access::Denied),
             (Kind::OldTaintRules, Access::Denied),
         ]));
-        assert_eq!(limits.details.len(), 1, "{limits:?}");
+        let mut details = limits.details.iter();
+        let named =
+            details.filter(|detail| detail.starts_with("you may not list devicetaintrules: "));
+        assert_eq!(named.count(), 1, "{limits:?}");
     }
 
     #[test]

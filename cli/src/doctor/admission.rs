@@ -73,6 +73,14 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
                 })
         })
     };
+    let missing = (webhooks.is_empty() && state.has_controller_flag("--webhook-listen")).then(|| Finding {
+        fault: Fault::WebhookDown,
+        object: "webhook configurations drava-webhook".to_owned(),
+        problem: "the API server does not call the webhook of the controller: the configurations do not exist, so that pods are \
+                  neither gated nor checked"
+            .to_owned(),
+        fix: "upgrade the release: helm upgrade --reuse-values".to_owned(),
+    });
     let down = webhooks
         .iter()
         .filter(|webhook| !has_endpoint(&webhook.service.0, &webhook.service.1))
@@ -91,7 +99,7 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
     let untrusted = webhooks
         .iter()
         .filter_map(|webhook| untrusted(webhook, state.now, state.namespace()));
-    down.chain(untrusted).collect()
+    missing.into_iter().chain(down).chain(untrusted).collect()
 }
 
 fn untrusted(webhook: &Webhook, now: Option<Timestamp>, namespace: &str) -> Option<Finding> {

@@ -9,7 +9,7 @@ use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 
 use super::device::string_attribute;
-use super::state::{ClusterState, Version, is_ready};
+use super::state::{About, ClusterState, Version, is_ready};
 use super::{Fault, Finding};
 
 /// Seconds by which a report can precede the change of readiness that it explains.
@@ -128,7 +128,7 @@ fn reported_cause(state: &ClusterState, node: &str, pod: &Pod) -> Option<String>
     let created = created.map(|created| created.0.as_second());
     let since = not_ready.max(created).unwrap_or(i64::MIN);
     let causes: Vec<&str> = state
-        .events_since("Node", node, "NotReady", since)
+        .events_since(About::Node(node), "NotReady", since)
         .filter(|cause| !cause.ends_with(": not yet"))
         .collect();
     let known = causes.iter().rfind(|cause| known_fault(cause).is_some());
@@ -171,7 +171,7 @@ fn of_node(slice: &ResourceSlice, node: &str) -> bool {
 
 /// Returns the fault of the container runtime that the node driver has reported last.
 fn runtime(state: &ClusterState, object: &str, node: &str) -> Option<Finding> {
-    let event = |reason: EventReason| state.timed_event("Node", node, reason.as_str());
+    let event = |reason: EventReason| state.timed_event(About::Node(node), reason.as_str());
     let misconfigured = event(EventReason::RuntimeMisconfigured);
     let unchecked = event(EventReason::RuntimeUnchecked);
     let (problem, reported) = misconfigured

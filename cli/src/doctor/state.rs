@@ -9,14 +9,16 @@ use k8s_openapi::api::admissionregistration::v1::{
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
-    Event, Node, NodeSelectorRequirement, Pod, PodSpec, PodTemplateSpec,
+    Event, Node, NodeSelectorRequirement, ObjectReference, Pod, PodSpec, PodTemplateSpec,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::resource::v1::{
     DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::installation;
 use crate::kueue::Kueue;
 
 /// Objects of the cluster, read once. A list that cannot be read is `None`.
@@ -99,6 +101,32 @@ pub(crate) struct Permission {
     pub(crate) namespace: String,
 }
 
+/// An object that events are about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum About<'a> {
+    /// A node by its name. The kubelet writes the name as its UID.
+    Node(&'a str),
+    /// An object of a namespace, of this kind.
+    Namespaced(&'static str, &'a ObjectMeta),
+}
+
+impl About<'_> {
+    /// Returns whether a reference is to this object, and not to one of the same name in another namespace or before it.
+    fn is(self, reference: &ObjectReference) -> bool {
+        let is_kind = |kind: &str| reference.kind.as_deref() == Some(kind);
+        match self {
+            Self::Node(name) => is_kind("Node") && reference.name.as_deref() == Some(name),
+            Self::Namespaced(kind, metadata) => {
+                let same_uid = reference.uid.as_ref().zip(metadata.uid.as_ref());
+                is_kind(kind)
+                    && reference.name == metadata.name
+                    && reference.namespace == metadata.namespace
+                    && same_uid.is_none_or(|(one, other)| one == other)
+            }
+        }
+    }
+}
+
 /// Component in the labels of the chart.
 const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 
@@ -107,7 +135,18 @@ impl ClusterState {
     pub(crate) fn driver(&self) -> Option<&DaemonSet> {
         self.daemon_sets
             .iter()
-            .find(|set| is_component(set.metadata.labels.as_ref(), "driver"))
+            .find(|set| self.is_component(&set.metadata, "driver"))
+    }
+
+    /// Returns whether an object is this component of drava, and not one of a tenant with the same labels.
+    fn is_component(&self, metadata: &ObjectMeta, component: &str) -> bool {
+        let installed = installation::of_classes(&self.classes);
+        let labels = metadata.labels.as_ref();
+        labels
+            .and_then(|labels| labels.get(COMPONENT_LABEL))
+            .map(String::as_str)
+            == Some(component)
+            && installed.is_none_or(|namespace| metadata.namespace.as_deref() == Some(namespace))
     }
 
     /// Returns the pod template of the node driver.
@@ -119,7 +158,7 @@ impl ClusterState {
     pub(crate) fn controller(&self) -> Option<&Deployment> {
         self.deployments
             .iter()
-            .find(|deployment| is_component(deployment.metadata.labels.as_ref(), "controller"))
+            .find(|deployment| self.is_component(&deployment.metadata, "controller"))
     }
 
     /// Returns the namespace of the installation.
@@ -182,29 +221,25 @@ impl ClusterState {
     }
 
     /// Returns the events with this reason about an object.
-    fn events(&self, kind: &str, name: &str, reason: &str) -> impl Iterator<Item = &Event> {
+    fn events(&self, object: About<'_>, reason: &str) -> impl Iterator<Item = &Event> {
         let events = self.events.iter().flatten();
         events.filter(move |event| {
-            event.involved_object.kind.as_deref() == Some(kind)
-                && event.involved_object.name.as_deref() == Some(name)
-                && event.reason.as_deref() == Some(reason)
+            object.is(&event.involved_object) && event.reason.as_deref() == Some(reason)
         })
     }
 
     /// Returns the message of the newest event with this reason about an object.
-    pub(crate) fn event(&self, kind: &str, name: &str, reason: &str) -> Option<&str> {
-        self.timed_event(kind, name, reason)
-            .map(|(message, _)| message)
+    pub(crate) fn event(&self, object: About<'_>, reason: &str) -> Option<&str> {
+        self.timed_event(object, reason).map(|(message, _)| message)
     }
 
     /// Returns message and time of the newest event with this reason about an object.
     pub(crate) fn timed_event(
         &self,
-        kind: &str,
-        name: &str,
+        object: About<'_>,
         reason: &str,
     ) -> Option<(&str, Option<Timestamp>)> {
-        self.events(kind, name, reason)
+        self.events(object, reason)
             .max_by_key(|event| time(event))
             .and_then(|event| Some((event.message.as_deref()?, time(event))))
     }
@@ -212,13 +247,12 @@ impl ClusterState {
     /// Returns the messages of the events with this reason about an object since a time in seconds, in their order.
     pub(crate) fn events_since(
         &self,
-        kind: &str,
-        name: &str,
+        object: About<'_>,
         reason: &str,
         since: i64,
     ) -> impl Iterator<Item = &str> {
         let mut events: Vec<&Event> = self
-            .events(kind, name, reason)
+            .events(object, reason)
             .filter(|event| time(event).is_none_or(|time| time.as_second() >= since))
             .collect();
         events.sort_by_key(|event| time(event));
@@ -280,13 +314,6 @@ fn has_flag(template: Option<&PodTemplateSpec>, flag: &str) -> bool {
         .iter()
         .flat_map(|container| container.args.iter().flatten())
         .any(|argument| argument.starts_with(flag))
-}
-
-fn is_component(labels: Option<&BTreeMap<String, String>>, component: &str) -> bool {
-    labels
-        .and_then(|labels| labels.get(COMPONENT_LABEL))
-        .map(String::as_str)
-        == Some(component)
 }
 
 /// Returns the condition `Ready` of a pod.

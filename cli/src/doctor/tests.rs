@@ -190,8 +190,12 @@ fn endpoints(ready: bool) -> Value {
 }
 
 fn event(kind: &str, name: &str, reason: &str, message: &str, time: &str) -> Value {
+    let mut object = json!({"kind": kind, "name": name});
+    if kind != "Node" {
+        object["namespace"] = json!("team");
+    }
     json!({
-        "metadata": {}, "involvedObject": {"kind": kind, "name": name},
+        "metadata": {}, "involvedObject": object,
         "reason": reason, "message": message, "eventTime": time,
     })
 }
@@ -345,6 +349,45 @@ fn requires_permissions_of_enabled_features() {
         assert!(!resources(&webhook[..1]).contains(&resource));
         assert!(resources(&webhook).contains(&resource));
     }
+}
+
+#[test]
+fn ignores_workloads_of_tenants_with_labels_of_drava() {
+    let mut imitation = workload("driver", "imitation", "imitation");
+    imitation["metadata"]["namespace"] = json!("a");
+    assert_eq!(
+        text(|state| {
+            let class = json!({
+                "metadata": {"name": "gpu.drava.dev", "annotations": {"gpu.drava.dev/namespace": "drava-system"}},
+                "spec": {},
+            });
+            state.classes[0] = object(class);
+            state.daemon_sets.insert(0, object(imitation));
+        }),
+        "no problems found\n"
+    );
+}
+
+#[test]
+fn finds_that_webhook_is_not_called() {
+    let found = |listens: bool| {
+        text(|state| {
+            state.webhooks = Some(Vec::new());
+            if listens {
+                let mut controller = workload("controller", "drava-controller", "drava-controller");
+                controller["status"] = json!({"availableReplicas": 2});
+                controller["spec"]["template"]["spec"]["containers"][0]["args"] =
+                    json!(["--scheduling=managed", "--webhook-listen=:9443"]);
+                state.deployments = vec![object(controller)];
+            }
+        })
+    };
+    assert_eq!(found(false), "no problems found\n");
+    let text = found(true);
+    assert!(
+        text.starts_with("webhook configurations drava-webhook: the API server does not call"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use super::state::ClusterState;
+use super::state::{About, ClusterState};
 use super::{Fault, Finding};
 
 /// Event of the kubelet when a container cannot be created.
@@ -43,8 +43,8 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
 /// Finds claims whose state on the node is missing and was not repaired since.
 fn state_missing(state: &ClusterState) -> Vec<Finding> {
     let finding = |claim: &ResourceClaim| {
-        let name = claim.metadata.name.as_deref()?;
-        let event = |reason: EventReason| state.timed_event("ResourceClaim", name, reason.as_str());
+        let about = About::Namespaced("ResourceClaim", &claim.metadata);
+        let event = |reason: EventReason| state.timed_event(about, reason.as_str());
         let (problem, reported) = event(EventReason::ClaimStateMissing)?;
         let is_repaired = event(EventReason::ClaimStateRepaired)
             .is_some_and(|(_, repaired)| repaired >= reported);
@@ -158,7 +158,7 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
     let is_pending = pod.status.as_ref()?.phase.as_deref() == Some("Pending");
     let name = pod.metadata.name.as_deref()?;
     let message = state
-        .event("Pod", name, PREPARE_FAILED)
+        .event(About::Namespaced("Pod", &pod.metadata), PREPARE_FAILED)
         .filter(|_| is_pending)?;
     // The kubelet names the driver that it cannot call, or the claim that the driver has rejected with a remedy.
     let mut fault = Fault::PrepareFailed;
@@ -195,9 +195,8 @@ fn prepare_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding
 /// Finds pods whose devices containerd cannot inject.
 fn injection_failed(state: &ClusterState, pod: &Pod, node: &str) -> Option<Finding> {
     let is_pending = pod.status.as_ref()?.phase.as_deref() == Some("Pending");
-    let name = pod.metadata.name.as_deref()?;
     let message = state
-        .event("Pod", name, CREATION_FAILED)
+        .event(About::Namespaced("Pod", &pod.metadata), CREATION_FAILED)
         .filter(|_| is_pending)?;
     let (fault, fix) = if message.contains("CDI support is explicitly disabled") {
         (

@@ -85,7 +85,7 @@ fn quota_of_namespace(
     }) else {
         return Ok(Translated::unchanged(object.clone()));
     };
-    let (mut limit, mut partitions) = (Map::new(), 0);
+    let (mut limit, mut partitions) = (Map::new(), None);
     let (mut changes, mut refused) = (Vec::new(), Vec::new());
     for key in hard.keys().cloned().collect::<Vec<_>>() {
         let resource = resource(&key);
@@ -105,7 +105,7 @@ fn quota_of_namespace(
                 ));
             }
             Counted::Partitions => {
-                partitions += amount;
+                *partitions.get_or_insert(0) += amount;
                 changes.push(format!(
                     "{field}: becomes limit.devices of a GpuQuota for MIG partitions of any profile"
                 ));
@@ -141,17 +141,22 @@ fn quota_of_namespace(
          limits of GPUs"
             .to_owned(),
     );
+    // No namespace has a dot in its name, so that two namespaces have no equal name here.
     let name = object["metadata"]["name"].as_str().unwrap_or("gpus");
     let mut objects = Vec::new();
     if !limit.is_empty() {
-        let spec = json!({"namespaces": [namespace], "limit": limit});
-        objects.push(quota(&format!("{namespace}-{name}"), &spec));
+        let mut spec = json!({"namespaces": [namespace], "limit": limit});
+        if partitions.is_some() {
+            // The partitions have a limit of their own.
+            spec["deviceSelector"] = json!({"types": ["gpu", "vgpu"]});
+        }
+        objects.push(quota(&format!("{namespace}.{name}"), &spec));
     }
-    if partitions > 0 {
+    if let Some(partitions) = partitions {
         let spec = json!({
             "namespaces": [namespace], "deviceSelector": {"types": ["mig"]}, "limit": {"devices": partitions},
         });
-        objects.push(quota(&format!("{namespace}-{name}-mig"), &spec));
+        objects.push(quota(&format!("{namespace}.{name}-mig"), &spec));
     }
     let is_left = rest
         .pointer("/spec/hard")

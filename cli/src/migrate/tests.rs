@@ -28,6 +28,44 @@ fn kinds(migration: &Migration) -> Vec<String> {
 }
 
 #[test]
+fn forgets_what_the_server_wrote() {
+    let migration = migrated(
+        "
+apiVersion: v1
+kind: List
+items:
+- apiVersion: apps/v1
+  kind: Deployment
+  metadata: {name: web, namespace: a, uid: u, resourceVersion: '7', generation: 2, creationTimestamp: '2026-01-01T00:00:00Z', managedFields: []}
+  spec: {replicas: 1}
+  status: {replicas: 1}
+- apiVersion: example.com/v1
+  kind: Other
+  metadata: {name: o}
+  status: {kept: true}
+",
+    );
+    assert_eq!(
+        output(&migration),
+        "apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: web
+  namespace: a
+spec:
+  replicas: 1
+---
+apiVersion: example.com/v1
+kind: Other
+metadata:
+  name: o
+status:
+  kept: true
+"
+    );
+}
+
+#[test]
 fn translates_deployment_with_template() {
     let migration = migrated(
         r#"

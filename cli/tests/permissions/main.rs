@@ -488,6 +488,71 @@ without 1.0 hours of MIG partitions, whose size the metrics do not show
     assert_eq!(printed.code, Some(1), "{printed:?}");
 }
 
+/// Prices and a pod of a node driver, each of drava and of a tenant. The server shows those of all namespaces too.
+fn with_imitations(path: &str, names_namespace: bool) -> (u16, Value) {
+    let prices = |namespace: &str, price: &str| {
+        json!({
+            "metadata": {"name": "drava-prices", "namespace": namespace},
+            "data": {"prices.yaml": format!("{{gpuHour: {price}}}")},
+        })
+    };
+    let driver = |namespace: &str| {
+        json!({
+            "metadata": {"name": "driver", "namespace": namespace, "uid": "d"},
+            "spec": {"nodeName": "n1", "containers": [{"name": "c", "ports": [{"name": "http", "containerPort": 9394}]}]},
+            "status": {"phase": "Running", "podIP": "10.0.0.1"},
+        })
+    };
+    match path {
+        "/apis/resource.k8s.io/v1/deviceclasses/gpu.drava.dev" if names_namespace => (
+            200,
+            json!({"metadata": {
+                "name": "gpu.drava.dev", "annotations": {"gpu.drava.dev/namespace": "drava-system"},
+            }}),
+        ),
+        "/api/v1/configmaps" => list(&json!([prices("a", "0"), prices("drava-system", "2.5")])),
+        "/api/v1/namespaces/drava-system/configmaps" => {
+            list(&json!([prices("drava-system", "2.5")]))
+        }
+        "/api/v1/pods" => list(&json!([driver("a"), driver("drava-system")])),
+        "/api/v1/namespaces/drava-system/pods" => list(&json!([driver("drava-system")])),
+        "/api/v1/namespaces/drava-system/pods/driver:9394/proxy/metrics" => failure(500),
+        path if path.contains("/proxy/api/v1/query") => with_prometheus("", path),
+        path if path.contains("/proxy/metrics") => panic!("a pod of a tenant is asked: {path}"),
+        path if path.contains("/gpucontrollerleaders/") => failure(404),
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn takes_prices_and_figures_from_the_namespace_of_drava() {
+    let cost = ["cost", "--prometheus", "monitoring/prometheus:9090"];
+    let printed = run(|_, path| with_imitations(path, true), &cost);
+    assert!(printed.stdout.contains("25.00"), "{printed:?}");
+    let printed = run(|_, path| with_imitations(path, false), &cost);
+    assert_eq!(printed.code, Some(1), "{printed:?}");
+    assert!(
+        printed
+            .stderr
+            .contains("ConfigMaps with prices exist in several namespaces, a and drava-system"),
+        "{printed:?}"
+    );
+    let printed = run(|_, path| with_imitations(path, true), &["top", "--usage"]);
+    assert!(
+        printed
+            .stderr
+            .contains("cannot read the metrics of the node driver of n1: "),
+        "{printed:?}"
+    );
+    let printed = run(|_, path| with_imitations(path, false), &["top", "--usage"]);
+    assert!(
+        printed.stderr.contains(
+            "pods with the labels of node drivers exist in several namespaces, a and drava-system"
+        ),
+        "{printed:?}"
+    );
+}
+
 const GIB: f64 = 1_073_741_824.0;
 
 /// Prometheus with the shares of a pod that has 10 GiB and 40 cores.
@@ -510,7 +575,7 @@ fn with_usage(_: &str, path: &str) -> (u16, Value) {
         ("max_over_time(", "drava_share_memory_denials_total", 0.0),
         (
             "last_over_time(",
-            "drava_share_memory_limit_bytes",
+            "drava_share_memory_limit_bytes - (drava_share_burst_bytes or drava_share_memory_limit_bytes * 0)",
             10.0 * GIB,
         ),
         (

@@ -25,7 +25,7 @@ const COSTS: [(&str, f64); 5] = [
     ),
     (
         include_str!("../../../cli/src/cost/requested_memory.promql"),
-        94_489_280_512.0,
+        95_563_022_336.0,
     ),
     (
         include_str!("../../../cli/src/cost/used_gpus.promql"),
@@ -38,8 +38,13 @@ const COSTS: [(&str, f64); 5] = [
 
 /// The query of `kubectl drava recommend` for a metric, with values of the metric for the series.
 const BY_REQUEST: &str = include_str!("../../../cli/src/recommend/by_request.promql");
-const BY_REQUEST_VALUES: [(&str, f64); 3] = [
+const BY_REQUEST_VALUES: [(&str, f64); 4] = [
     ("drava_share_memory_peak_bytes", 5_368_709_120.0),
+    // 8 GiB and 1 GiB, without what is lent.
+    (
+        "drava_share_memory_limit_bytes - (drava_share_burst_bytes or drava_share_memory_limit_bytes * 0)",
+        9_663_676_416.0,
+    ),
     ("drava_share_gpu_time_guaranteed_ratio", 0.3),
     ("rate(drava_share_gpu_time_seconds_total[5m])", 20.0 / 60.0),
 ];

@@ -209,6 +209,26 @@ fn finds_missing_state_of_claim_until_repaired() {
 }
 
 #[test]
+fn events_of_other_objects_of_the_name_do_not_count() {
+    let found = |field: &str, value: &str| {
+        text(|state| {
+            state.claims = vec![object(json!({
+                "metadata": {"name": "c", "namespace": "team", "uid": "new"}, "spec": {},
+                "status": {"allocation": {}},
+            }))];
+            let time = "2026-01-01T00:00:02.000000Z";
+            let mut event = event("ResourceClaim", "c", "ClaimStateMissing", "gone", time);
+            event["involvedObject"][field] = json!(value);
+            state.events = Some(vec![object(event)]);
+        })
+    };
+    for (field, value) in [("namespace", "other"), ("uid", "old")] {
+        assert_eq!(found(field, value), "no problems found\n", "{field}");
+    }
+    assert!(found("uid", "new").starts_with("resourceclaim team/c: gone"));
+}
+
+#[test]
 fn finds_failed_prepare_of_pending_pods() {
     let message = "failed to prepare dynamic resources: DRA driver gpu.drava.dev is not registered";
     let failed = |phase: &str, message: &str, driver: &str| {

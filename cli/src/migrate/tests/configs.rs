@@ -62,6 +62,10 @@ fn uses_resource_names_of_config_map() {
         Some(&json!("gpu.drava.dev"))
     );
     let values = migration.values.as_ref().expect("values");
+    assert_eq!(
+        values["compatibility"]["settings"]["shareClass"], "vgpu",
+        "the webhook chooses the class that the command does"
+    );
     let family = &values["compatibility"]["settings"]["resources"]["families"][0];
     assert_eq!(family["count"], "example.com/number");
     assert_eq!(family["memoryFactor"], 512);

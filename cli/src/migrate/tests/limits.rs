@@ -70,6 +70,35 @@ fn limit_of_partitions_has_its_own_quota() {
 }
 
 #[test]
+fn partitions_count_against_their_own_limit_only() {
+    let migration = migrated(&resource_quota(
+        "requests.nvidia.com/gpu: 2, requests.nvidia.com/mig-1g.5gb: 0",
+    ));
+    assert_eq!(
+        specs(&migration),
+        [
+            json!({
+                "namespaces": ["team-a"], "deviceSelector": {"types": ["gpu", "vgpu"]}, "limit": {"devices": 2},
+            }),
+            json!({
+                "namespaces": ["team-a"], "deviceSelector": {"types": ["mig"]}, "limit": {"devices": 0},
+            }),
+        ]
+    );
+}
+
+#[test]
+fn quotas_of_two_namespaces_have_two_names() {
+    let quota = |namespace: &str, name: &str| {
+        format!(
+            "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {name}, namespace: {namespace}}}\nspec: {{hard: {{nvidia.com/gpu: 1}}}}\n"
+        )
+    };
+    let migration = migrated(&format!("{}---\n{}", quota("a", "b-c"), quota("a-b", "c")));
+    assert_eq!(kinds(&migration), ["GpuQuota a.b-c", "GpuQuota a-b.c"]);
+}
+
+#[test]
 fn refuses_quota_that_would_lose_a_limit() {
     for (hard, extra, text) in [
         (
