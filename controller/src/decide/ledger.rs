@@ -225,12 +225,6 @@ impl Ledger {
             None | Some(ClaimState::Free | ClaimState::Planned | ClaimState::Allocated(Some(_)))
         )
     }
-
-    /// Returns the newest versions of all claims.
-    pub(crate) fn claims(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<ResourceClaim>)> {
-        self.claims.iter().map(|(key, entry)| (key, &entry.claim))
-    }
-
     /// Reserves devices.
     pub(crate) fn reserve(&mut self, owner: Owner, reservation: Reservation) {
         for key in reservation.claims() {

@@ -1,8 +1,8 @@
 //! Companion claims, which add capacity to the shares of a running pod: their allocation on the devices of their base, and its
 //! release when the node driver has given the capacity back.
 //!
-//! No pod waits for a companion, so it is not in the queue. It is tried when it changes and once a second, after the pods that
-//! are due, and takes only what no pod was promised: it preempts no pod, and devices that are reserved for waiting pods are not
+//! No pod waits for a companion, so it is not in the queue. It is tried when it changes, and again ever more rarely, after the pods
+//! that are due, and takes only what no pod was promised: it preempts no pod, and devices that are reserved for waiting pods are not
 //! free.
 
 use std::collections::btree_map::Entry;
@@ -19,7 +19,6 @@ use drava_allocator::turn::Turn;
 use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
 use drava_api::reason::Reason;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim, PodSpec, Toleration};
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector, ResourceClaim,
@@ -34,7 +33,11 @@ use crate::action::{Action, AllocationJob, ClaimWrite, PodAllocation, Release};
 use crate::decide::allocation;
 use crate::pods::claim;
 
-/// Time between two attempts to allocate a companion, and until the first repetition of a release.
+use waiting::Waiting;
+
+mod waiting;
+
+/// Time until the first repetition of a release.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Longest time until a release is repeated.
@@ -47,18 +50,14 @@ pub(super) struct Companions {
     users: BTreeMap<ObjectKey, Vec<String>>,
     /// The same by pod.
     of_pods: BTreeMap<String, BTreeSet<ObjectKey>>,
+    /// All, by the UID of their base.
+    of_bases: BTreeMap<String, BTreeSet<ObjectKey>>,
+    /// The UID of the base of each.
+    bases: BTreeMap<ObjectKey, String>,
     /// Those without an allocation.
-    waiting: BTreeMap<ObjectKey, Waiting>,
+    waiting: Waiting,
     /// Those whose capacity is given back.
     given_back: BTreeMap<ObjectKey, GivenBack>,
-}
-
-/// A companion without an allocation.
-#[derive(Debug)]
-struct Waiting {
-    created: Option<Timestamp>,
-    /// Time of the next attempt.
-    due: Instant,
 }
 
 /// A companion whose capacity is given back.
@@ -75,6 +74,12 @@ impl Companions {
     pub(super) fn observe(&mut self, claim: &ResourceClaim, now: Instant) {
         let key = object_key(&claim.metadata);
         self.forget_users(&key);
+        self.forget_base(&key);
+        if let Some(base) = claim::base(claim) {
+            let of_base = self.of_bases.entry(base.to_owned()).or_default();
+            of_base.insert(key.clone());
+            self.bases.insert(key.clone(), base.to_owned());
+        }
         if claim::is_allocated(claim) {
             let users: Vec<String> = claim::consumers(claim).map(str::to_owned).collect();
             for uid in &users {
@@ -97,11 +102,8 @@ impl Companions {
             && claim.metadata.deletion_timestamp.is_none();
         if is_waiting {
             let created = claim.metadata.creation_timestamp.as_ref();
-            let waiting = Waiting {
-                created: created.map(|created| created.0),
-                due: now,
-            };
-            self.waiting.insert(key, waiting);
+            let created = created.map(|created| created.0);
+            self.waiting.insert(key, created, now);
         }
     }
 
@@ -109,11 +111,28 @@ impl Companions {
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         self.forget_needs(key);
         self.forget_users(key);
+        self.forget_base(key);
     }
 
     fn forget_needs(&mut self, key: &ObjectKey) {
         self.waiting.remove(key);
         self.given_back.remove(key);
+    }
+
+    fn forget_base(&mut self, key: &ObjectKey) {
+        if let Some(base) = self.bases.remove(key)
+            && let Entry::Occupied(mut of_base) = self.of_bases.entry(base)
+        {
+            of_base.get_mut().remove(key);
+            if of_base.get().is_empty() {
+                of_base.remove();
+            }
+        }
+    }
+
+    /// Returns the companions of the claim with this UID.
+    fn of_base(&self, uid: &str) -> impl Iterator<Item = &ObjectKey> {
+        self.of_bases.get(uid).into_iter().flatten()
     }
 
     fn forget_users(&mut self, key: &ObjectKey) {
@@ -143,9 +162,8 @@ impl Companions {
 
     /// Returns when something is to be done.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let attempts = self.waiting.values().map(|waiting| waiting.due);
         let releases = self.given_back.values().filter_map(|release| release.due);
-        attempts.chain(releases).min()
+        releases.chain(self.waiting.next_due()).min()
     }
 
     /// Returns the companions to release now.
@@ -156,16 +174,6 @@ impl Companions {
             Some(key.clone())
         });
         due.collect()
-    }
-
-    /// Returns the oldest companion to try now, and sets its next attempt.
-    fn start_next(&mut self, now: Instant) -> Option<ObjectKey> {
-        let due = self.waiting.iter_mut();
-        let due = due.filter(|(_, waiting)| waiting.due <= now);
-        let (key, waiting) =
-            due.min_by(|(one, a), (other, b)| (a.created, one).cmp(&(b.created, other)))?;
-        waiting.due = now + RETRY;
-        Some(key.clone())
     }
 }
 
@@ -201,7 +209,7 @@ impl Planner {
     /// Allocates the companions that fit: at least one is tried, and others while the time slice lasts.
     pub(super) fn decide_companions(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
         while self.commitments.in_flight.len() < MAX_IN_FLIGHT
-            && let Some(key) = self.backlog.companions.start_next(time.instant)
+            && let Some(key) = self.backlog.companions.waiting.start_next(time.instant)
         {
             self.decide_companion(key, time, actions);
             if (time.is_slice_over)(time.instant) {
@@ -406,11 +414,10 @@ impl Planner {
         growth: &Growth,
         placement: &Placement,
     ) -> Result<(), Explanation> {
-        let claims = self.commitments.ledger.claims();
-        let others = claims.filter(|((namespace, _), other)| {
-            *namespace == growth.base.0 && claim::base(other) == claim::base(companion)
-        });
-        let grown = others.map(|(key, _)| key);
+        let base = claim::base(companion).unwrap_or_default();
+        let others = self.backlog.companions.of_base(base);
+        // Another tenant may write the UID to a claim of its own.
+        let grown = others.filter(|(namespace, _)| *namespace == growth.base.0);
         let grown = grown.chain(std::iter::once(&growth.base));
         let checked = self.world.cluster.check_growth(grown, placement);
         checked.map_err(|rejection| {
