@@ -347,7 +347,11 @@ fn companions(share: &Share) -> String {
 
 /// GPU time of the share, as text.
 fn time(share: &Share) -> String {
-    let cores = share.held().cores;
+    // Programs read their part of the multiprocessors when they start, so no companion adds to it.
+    let cores = match share.compute_policy {
+        ComputePolicy::Spatial => share.cores,
+        _ => share.held().cores,
+    };
     match (share.compute_policy, cores) {
         (ComputePolicy::None, _) => "GPU time is not metered".to_owned(),
         (ComputePolicy::Spatial, 0) => {

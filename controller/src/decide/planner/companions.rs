@@ -9,14 +9,16 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::claim::request_class;
+use drava_allocator::claim::{ClaimSpec, request_class};
+use drava_allocator::division::Division;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::Undecided;
 use drava_allocator::turn::Turn;
-use drava_api::names;
+use drava_api::Quantity;
+use drava_api::names::{self, capacity};
 use drava_api::placement_record::PlacementRecord;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim, PodSpec, Toleration};
@@ -393,6 +395,12 @@ impl Planner {
                 names::DRIVER
             )));
         }
+        if request.claims.iter().any(adds_multiprocessors) {
+            return Err(invalid(format!(
+                "claim {name} adds cores to a share with computePolicy: spatial, whose programs read their part of the \
+                 multiprocessors when they start; only its memory grows"
+            )));
+        }
         Ok(Growth {
             base: object_key(&base.metadata),
             node,
@@ -442,6 +450,18 @@ impl Planner {
             )
         })
     }
+}
+
+/// Returns whether a claim asks for multiprocessors.
+fn adds_multiprocessors(claim: &ClaimSpec) -> bool {
+    let mut alternatives = claim
+        .requests
+        .iter()
+        .flat_map(|request| &request.alternatives);
+    alternatives.any(|alternative| {
+        let cores = alternative.capacity.get(capacity::CORES);
+        alternative.division != Division::Time && cores.is_some_and(|cores| *cores > Quantity::ZERO)
+    })
 }
 
 fn requests_mut(claim: &mut ResourceClaim) -> impl Iterator<Item = &mut DeviceRequest> {

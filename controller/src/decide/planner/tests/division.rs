@@ -46,6 +46,41 @@ fn evicts_all_spatial_shares_for_a_share_of_time() {
     assert_eq!(cluster.settle(), ["urgent → n1"]);
 }
 
+/// Its programs read their part when they start.
+#[test]
+fn multiprocessors_of_a_running_share_do_not_grow() {
+    let mut cluster = divided();
+    let mut companion = claim("more", "10Gi");
+    companion.metadata.labels = Some(
+        [(
+            "gpu.drava.dev/companion-of".to_owned(),
+            "uid-low-1".to_owned(),
+        )]
+        .into(),
+    );
+    companion.metadata.owner_references = Some(vec![object(json!({
+        "apiVersion": "v1", "kind": "Pod", "name": "low-1", "uid": "pod-low-1", "controller": true,
+    }))]);
+    let amounts = |cores: &str| json!({"requests": {"memory": "10Gi", "cores": cores}});
+    for (cores, grows) in [("10", false), ("0", true)] {
+        let spec = companion.spec.as_mut().unwrap().devices.as_mut().unwrap();
+        let exactly = spec.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
+        exactly.device_class_name = CLASS.to_owned();
+        exactly.capacity = Some(object(amounts(cores)));
+        cluster.add_claim(companion.clone());
+        let grown = cluster.settle();
+        assert_eq!(!grown.is_empty(), grows, "{cores} cores: {grown:?}");
+        if !grows {
+            let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+            assert!(
+                messages.contains("InvalidCompanion: claim more adds cores"),
+                "{messages}"
+            );
+            cluster.delete_claim("more");
+        }
+    }
+}
+
 #[test]
 fn names_division_to_pod_that_waits_for_it() {
     let mut cluster = divided();
