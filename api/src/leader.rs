@@ -5,7 +5,8 @@
 //! binding with that type is deleted, and compares with the old holder after the binding exists again (Kubernetes 1.37.1,
 //! `policySource.ensureParamsForPolicyLocked`). Its watch of a custom resource starts again with the definition.
 //!
-//! Its status shows what only the leader knows: the devices that it reserves for pods which wait. No decision reads it.
+//! Its status shows what only the leader knows: the devices that it reserves for pods which wait, and its settings, so that
+//! `kubectl drava explain`, `simulate` and the console decide as it does. No decision of the controller reads it.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,7 @@ pub struct GpuControllerLeaderSpec {
 /// Maximum number of claims with reserved devices in the status.
 pub const MAX_RESERVATIONS: usize = 200;
 
-/// What the leader reserves.
+/// What the leader reserves, and how it decides.
 #[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuControllerLeaderStatus {
@@ -52,6 +53,21 @@ pub struct GpuControllerLeaderStatus {
     /// Number of claims with reserved devices that are not listed because there are too many.
     #[serde(default)]
     pub omitted_reservations: u32,
+    /// Settings of the decisions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<LeaderSettings>,
+}
+
+/// Values of the chart that decide where pods run.
+#[derive(JsonSchema, Serialize, Deserialize, Debug, Clone, PartialEq, Eq, Default)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaderSettings {
+    /// Policy for nodes: `scheduling.nodePolicy`.
+    pub node_policy: String,
+    /// Policy for the GPUs of a node: `scheduling.gpuPolicy`.
+    pub gpu_policy: String,
+    /// Schedulers whose pods are served: `scheduling.schedulerNames`.
+    pub scheduler_names: Vec<String>,
 }
 
 /// Devices that are reserved for a claim.

@@ -14,7 +14,6 @@ use tokio::net::TcpListener;
 
 use crate::decision::DecisionOptions;
 use access::Guard;
-use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::Objects;
 use live::Live;
 
@@ -63,15 +62,14 @@ pub(crate) enum Source {
 /// # Errors
 /// If the port is in use.
 pub(crate) async fn run(source: Source, options: Options) -> anyhow::Result<()> {
-    let settings = Settings::from(options.decision);
     let live = match source {
-        Source::Dump(objects) => Arc::new(Live::recorded(*objects, settings)),
+        Source::Dump(objects) => Arc::new(Live::recorded(*objects, options.decision)),
         Source::Cluster {
             client,
             context,
             namespace,
         } => {
-            let live = Arc::new(Live::new(context, settings));
+            let live = Arc::new(Live::new(context, options.decision));
             watch::start(&client, &namespace, &live);
             live
         }

@@ -517,7 +517,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             match Box::pin(snapshot::take(&client)).await {
                 Ok(mut snapshot) => {
                     tenant::note_left_out(&snapshot.left_out);
-                    let settings = decision.into();
+                    let settings = decision.settings(snapshot.settings.as_ref());
                     let report =
                         explain::claim::explain(&mut snapshot, &namespace, &name, &settings)?;
                     cli.output.format(&report, || report.text())?
@@ -537,7 +537,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let mut report = match Box::pin(snapshot::take(&client)).await {
                 Ok(mut snapshot) => {
                     tenant::note_left_out(&snapshot.left_out);
-                    let settings = decision.into();
+                    let settings = decision.settings(snapshot.settings.as_ref());
                     explain::pod_with_changes(&mut snapshot, &namespace, &name, &settings)?
                 }
                 Err(error) => {

@@ -52,7 +52,7 @@ pub(crate) async fn run(
     };
     let (mut snapshot, templates) = objects.into_snapshot();
     tenant::note_left_out(&snapshot.left_out);
-    let settings = options.decision.clone().into();
+    let settings = options.decision.settings(snapshot.settings.as_ref());
     let report = simulate::run(
         &mut snapshot,
         templates,

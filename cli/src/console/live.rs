@@ -8,14 +8,14 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::view::{self, Limits, View};
+use crate::decision::DecisionOptions;
 use crate::measured::{Gap, Use};
-use drava_explanation::explain::Settings;
 use drava_explanation::snapshot::{Objects, Snapshot};
 
 /// State that the console shows.
 #[derive(Debug)]
 pub(super) struct Live {
-    settings: Settings,
+    decision: DecisionOptions,
     source: Origin,
     state: Mutex<State>,
     /// Number of changes so far.
@@ -94,18 +94,18 @@ struct Document<'a> {
 
 impl Live {
     /// Creates an empty state of a cluster.
-    pub(super) fn new(context: String, settings: Settings) -> Self {
-        Self::with(Origin::Cluster { context }, Snapshot::default(), settings)
+    pub(super) fn new(context: String, decision: DecisionOptions) -> Self {
+        Self::with(Origin::Cluster { context }, Snapshot::default(), decision)
     }
 
     /// Creates the state of a dump, which does not change.
-    pub(super) fn recorded(objects: Objects, settings: Settings) -> Self {
-        Self::with(Origin::Dump, objects.into_snapshot().0, settings)
+    pub(super) fn recorded(objects: Objects, decision: DecisionOptions) -> Self {
+        Self::with(Origin::Dump, objects.into_snapshot().0, decision)
     }
 
-    fn with(source: Origin, snapshot: Snapshot, settings: Settings) -> Self {
+    fn with(source: Origin, snapshot: Snapshot, decision: DecisionOptions) -> Self {
         Self {
-            settings,
+            decision,
             source,
             state: Mutex::new(State {
                 snapshot,
@@ -181,6 +181,7 @@ impl Live {
             Some(gap @ Gap::Failing(_)) => faults.push(gap.to_string()),
             None => {}
         }
+        let settings = self.decision.settings(state.snapshot.settings.as_ref());
         let document = Document {
             source: &self.source,
             version: env!("CARGO_PKG_VERSION"),
@@ -192,7 +193,7 @@ impl Live {
             view: view::view(
                 &state.snapshot,
                 &state.measured,
-                can_explain(access).then_some(&self.settings),
+                can_explain(access).then_some(&settings),
                 limits,
                 faults,
             ),
@@ -388,7 +389,7 @@ mod tests {
             (Kind::TaintRules, Access::Denied),
             (Kind::OldTaintRules, Access::Denied),
         ]));
-        let mut details = limits.details.iter();
+        let details = limits.details.iter();
         let named =
             details.filter(|detail| detail.starts_with("you may not list devicetaintrules: "));
         assert_eq!(named.count(), 1, "{limits:?}");
@@ -409,8 +410,7 @@ mod tests {
 
     #[tokio::test]
     async fn prepares_first_complete_model() {
-        let settings = drava_explanation::fixture::settings();
-        let live = Arc::new(Live::new("test".to_owned(), settings));
+        let live = Arc::new(Live::new("test".to_owned(), DecisionOptions::default()));
         live.set_access(Kind::Nodes, Access::Pending);
         let prepared = tokio::spawn(Arc::clone(&live).prepare());
         tokio::task::yield_now().await;
@@ -422,8 +422,7 @@ mod tests {
 
     #[test]
     fn renders_each_generation_once() {
-        let settings = drava_explanation::fixture::settings();
-        let live = Live::new("test".to_owned(), settings);
+        let live = Live::new("test".to_owned(), DecisionOptions::default());
         let changes = live.changes();
         live.set_access(Kind::Nodes, Access::Pending);
         let generation = |document: &Bytes| -> (u64, bool) {

@@ -294,7 +294,7 @@ shown! {
     StorageClass: StorageClasses;
 }
 
-/// What the leader reserves for pods that wait.
+/// What the leader reserves for pods that wait, and its settings.
 impl Shown for GpuControllerLeader {
     const KIND: Kind = Kind::Leaders;
 
@@ -302,11 +302,13 @@ impl Shown for GpuControllerLeader {
         let status = self.status.unwrap_or_default();
         snapshot.reservations = status.reservations;
         snapshot.omitted_reservations = status.omitted_reservations;
+        snapshot.settings = status.settings;
     }
 
     fn remove_from(snapshot: &mut Snapshot, _key: &ObjectKey, _uid: &str) {
         snapshot.reservations.clear();
         snapshot.omitted_reservations = 0;
+        snapshot.settings = None;
     }
 }
 

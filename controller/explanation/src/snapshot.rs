@@ -15,8 +15,8 @@ use drava_allocator::pod_request::PodRequest;
 use drava_allocator::taint::rule_from_v1beta2;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::leader::{
-    GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, ReservationPurpose, ReservedClaim,
-    ReservedDevice,
+    GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, LeaderSettings,
+    ReservationPurpose, ReservedClaim, ReservedDevice,
 };
 use drava_api::listed::{Listed, Unreadable};
 use drava_api::names;
@@ -75,6 +75,9 @@ pub struct Objects {
     /// Number of claims with reserved devices that are not in `reservations`.
     #[serde(default)]
     omitted_reservations: u32,
+    /// Settings of the leader.
+    #[serde(default)]
+    settings: Option<LeaderSettings>,
     /// Claims that this build cannot read. Other kinds without a readable version are left out.
     #[serde(default)]
     unreadable_claims: Vec<Unreadable>,
@@ -139,6 +142,7 @@ impl Objects {
             waiting.map(|claim| object_key(&claim.metadata)).collect();
         snapshot.reservations = self.reservations;
         snapshot.omitted_reservations = self.omitted_reservations;
+        snapshot.settings = self.settings;
         // The leader writes the reservations a moment after the allocation of their claims.
         snapshot.reservations.retain(|reserved| {
             waiting.contains(&(reserved.namespace.clone(), reserved.claim.clone()))
@@ -183,6 +187,8 @@ pub struct Snapshot {
     pub reservations: Vec<ReservedClaim>,
     /// Number of claims with reserved devices that the leader does not list.
     pub omitted_reservations: u32,
+    /// Settings of the leader, if it has written them.
+    pub settings: Option<LeaderSettings>,
     /// The reservations as the cluster holds them, once they were needed.
     held: Option<Vec<HeldDevices>>,
     /// What the user may not read, and what is unknown thus.
@@ -390,6 +396,7 @@ impl Snapshot {
             unreadable: Vec::new(),
             reservations: Vec::new(),
             omitted_reservations: 0,
+            settings: None,
             held: None,
             left_out: Vec::new(),
             templates: None,
@@ -498,6 +505,7 @@ pub async fn fetch(client: &Client) -> Result<Objects, ListError> {
         storage_classes,
         reservations: reserved.reservations,
         omitted_reservations: reserved.omitted_reservations,
+        settings: reserved.settings,
         has_templates,
         resource_claim_templates,
         runtime_classes: Vec::new(),

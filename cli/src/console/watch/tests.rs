@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use drava_explanation::fixture::settings;
+use crate::decision::DecisionOptions;
 
 /// Permissions of a user, and what the server has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ fn answer(user: User, path: &str) -> (StatusCode, Value) {
 
 /// Returns the state after the first lists of all kinds.
 async fn follow(user: User) -> Arc<Live> {
-    let live = Arc::new(Live::new("test".to_owned(), settings()));
+    let live = Arc::new(Live::new("test".to_owned(), DecisionOptions::default()));
     let service = tower::service_fn(move |request: Request<Body>| async move {
         if request
             .uri()
@@ -106,7 +106,7 @@ async fn falls_back_to_namespace_of_tenant() {
 
 #[test]
 fn removes_objects_deleted_while_disconnected() {
-    let live = Arc::new(Live::new("test".to_owned(), settings()));
+    let live = Arc::new(Live::new("test".to_owned(), DecisionOptions::default()));
     let mut follower = Follower::<Pod>::new(&live);
     let pod = |name: &str, uid: &str| -> Listed<Pod> {
         let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": uid}, "spec": {"containers": []}});
@@ -157,26 +157,33 @@ fn ends_watch_without_permission() {
 
 #[test]
 fn follows_reservations_of_leader() {
-    let live = Arc::new(Live::new("test".to_owned(), settings()));
+    let live = Arc::new(Live::new("test".to_owned(), DecisionOptions::default()));
     let mut follower = Follower::<GpuControllerLeader>::new(&live);
     let leader = json!({
         "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuControllerLeader",
         "metadata": {"name": "drava-controller", "uid": "u"}, "spec": {"holder": "p"},
-        "status": {"omittedReservations": 2, "reservations": [{
+        "status": {"settings": {"nodePolicy": "spread", "gpuPolicy": "binpack", "schedulerNames": ["volcano"]},
+            "omittedReservations": 2, "reservations": [{
             "namespace": "x", "pod": "head", "claim": "head", "purpose": "HeadOfQueue",
             "devices": [{"request": "gpu", "pool": "n1/gpus", "device": "gpu-1"}],
         }]},
     });
     let leader: Listed<GpuControllerLeader> = serde_json::from_value(leader).expect("a leader");
     let reservations = |live: &Live| {
-        let mut counts = (0, 0);
+        let mut counts = (0, 0, 0);
         live.change(|snapshot| {
-            counts = (snapshot.reservations.len(), snapshot.omitted_reservations);
+            let schedulers = snapshot.settings.as_ref();
+            let schedulers = schedulers.map_or(0, |settings| settings.scheduler_names.len());
+            counts = (
+                snapshot.reservations.len(),
+                snapshot.omitted_reservations,
+                schedulers,
+            );
         });
         counts
     };
     follower.apply(watcher::Event::Apply(leader.clone()));
-    assert_eq!(reservations(&live), (1, 2));
+    assert_eq!(reservations(&live), (1, 2, 1));
     follower.apply(watcher::Event::Delete(leader));
-    assert_eq!(reservations(&live), (0, 0));
+    assert_eq!(reservations(&live), (0, 0, 0));
 }

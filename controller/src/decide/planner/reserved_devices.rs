@@ -7,13 +7,13 @@ use drava_allocator::placement::ClaimPlacement;
 use drava_allocator::quota::Charge;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess, DeviceUse};
 use drava_api::leader::{
-    GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, MAX_RESERVATIONS,
+    GpuControllerLeader, GpuControllerLeaderStatus, LEADER_NAME, LeaderSettings, MAX_RESERVATIONS,
     ReservationPurpose, ReservedClaim, ReservedDevice,
 };
 use drava_api::listed::Change;
 use tokio::time::Instant;
 
-use super::{DecisionTime, Planner};
+use super::{DecisionTime, Planner, Settings};
 use crate::action::Action;
 use crate::action::status::StatusOutcome;
 use crate::decide::ledger::{Ledger, Purpose, Reservation};
@@ -99,17 +99,21 @@ impl Planner {
 
     /// Adds the write of changed reservations.
     pub(super) fn write_leader_status(&mut self, time: &DecisionTime, actions: &mut Vec<Action>) {
-        let (ledger, live_pods) = (&self.commitments.ledger, &self.world.live_pods);
+        let (ledger, world) = (&self.commitments.ledger, &self.world);
         let due = self.reporter.leader_statuses.due(time.instant, |leader| {
             let is_known = leader.metadata.name.as_deref() == Some(LEADER_NAME);
-            is_known.then(|| leader_status(ledger, live_pods))
+            is_known.then(|| leader_status(ledger, &world.live_pods, &world.settings))
         });
         actions.extend(due.into_iter().map(Action::WriteLeaderStatus));
     }
 }
 
-/// Returns the reservations for users, in a fixed order. Those first in the queue are kept if there are too many.
-pub(super) fn leader_status(ledger: &Ledger, live_pods: &LivePods) -> GpuControllerLeaderStatus {
+/// Returns the reservations and settings for users, in a fixed order. Those first in the queue are kept if there are too many.
+pub(super) fn leader_status(
+    ledger: &Ledger,
+    live_pods: &LivePods,
+    settings: &Settings,
+) -> GpuControllerLeaderStatus {
     let claims = ledger.reservations().flat_map(|(_, reservation)| {
         let pods = reservation.pods.iter();
         pods.flat_map(move |pod| {
@@ -142,6 +146,11 @@ pub(super) fn leader_status(ledger: &Ledger, live_pods: &LivePods) -> GpuControl
     GpuControllerLeaderStatus {
         reservations,
         omitted_reservations: u32::try_from(omitted).unwrap_or(u32::MAX),
+        settings: Some(LeaderSettings {
+            node_policy: settings.policies.node.as_str().to_owned(),
+            gpu_policy: settings.policies.gpu.as_str().to_owned(),
+            scheduler_names: settings.schedulers.clone(),
+        }),
     }
 }
 

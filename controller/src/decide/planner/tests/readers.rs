@@ -175,6 +175,7 @@ impl History {
         snapshot.reservations = leader_status(
             &self.cluster.planner.commitments.ledger,
             &self.cluster.planner.world.live_pods,
+            &self.cluster.planner.world.settings,
         )
         .reservations;
         snapshot

@@ -122,6 +122,9 @@ fn reservations_of_first_in_queue_are_kept() {
     let status = only(&mut cluster).status;
     assert_eq!(status.reservations.len(), MAX_RESERVATIONS);
     assert_eq!(status.omitted_reservations, 2);
+    let settings = status.settings.expect("those of the chart");
+    assert_eq!(settings.scheduler_names, ["default-scheduler"]);
+    assert_eq!(settings.node_policy, "binpack");
     let shown = pods(&status.reservations);
     assert!(shown.contains(&"urgent"), "the first in the queue");
     assert!(
