@@ -14,6 +14,7 @@ use drava_api::explanation::{
     PlacementExplanation, PlacementExplanationSpec, PlacementExplanationStatus,
 };
 use drava_api::names::{self, capacity};
+use drava_explanation::explain::claim::base_name;
 use drava_explanation::explain::{self, ExplainError, Report};
 use drava_explanation::snapshot::{self, ListError};
 use drava_explanation::table;
@@ -254,6 +255,9 @@ pub(crate) struct OwnClaim {
     pub(crate) namespace: String,
     device: String,
     pub(crate) access: Access,
+    /// Name of the claim to whose share it adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adds_to: Option<String>,
     /// Bytes; absent for a device that the claim has alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<u64>,
@@ -274,7 +278,8 @@ impl OwnClaim {
             Access::Whole | Access::Share | Access::Partition => None,
         };
         let pods = Some(self.pods.join(", ")).filter(|pods| !pods.is_empty());
-        let parts: Vec<String> = pods.into_iter().chain(suspended).collect();
+        let adds = self.adds_to.iter().map(|base| format!("(adds to {base})"));
+        let parts: Vec<String> = pods.into_iter().chain(adds).chain(suspended).collect();
         parts.join(" ")
     }
 }
@@ -291,7 +296,7 @@ pub(crate) async fn gpus(client: &Client, namespace: &str) -> anyhow::Result<Vec
 pub(crate) fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
     let mut gpus: BTreeMap<(String, String), Vec<OwnClaim>> = BTreeMap::new();
     for claim in claims {
-        for (pool, of_claim) in devices_of(claim) {
+        for (pool, of_claim) in devices_of(claim, claims) {
             let node = names::node_of_pool(&pool).unwrap_or(&pool).to_owned();
             let number = names::gpu_number(&of_claim.device);
             let gpu = number.map_or_else(|| of_claim.device.clone(), names::gpu_device);
@@ -325,7 +330,8 @@ pub(crate) fn gpus_of(claims: &[ResourceClaim]) -> Vec<OwnGpu> {
 }
 
 /// Returns the devices of a claim, each with its pool.
-fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
+fn devices_of(claim: &ResourceClaim, claims: &[ResourceClaim]) -> Vec<(String, OwnClaim)> {
+    let base = base_name(claim, claims);
     let consumers = claim
         .status
         .iter()
@@ -340,6 +346,7 @@ fn devices_of(claim: &ResourceClaim) -> Vec<(String, OwnClaim)> {
         let of_claim = OwnClaim {
             name: device.claim.to_string(),
             namespace: device.claim.namespace.clone(),
+            adds_to: base.clone(),
             memory: amount(capacity::MEMORY),
             cores: amount(capacity::CORES),
             // The amounts of a share are in its claim.
@@ -530,6 +537,9 @@ w       n1     gpu-1        all      all     w-pod
     #[test]
     fn tenant_sees_a_part_of_what_an_administrator_sees() {
         let mut claims = drava_explanation::fixture::snapshot().claims;
+        let base = claims[0].metadata.uid.clone().expect("a UID");
+        let labels = [(names::COMPANION_LABEL.to_owned(), base)];
+        claims[1].metadata.labels = Some(labels.into());
         drava_explanation::fixture::suspend(&mut claims[0]);
         let snapshot = drava_explanation::fixture::snapshot_with(claims);
         let seen = serde_json::to_value(gpus_of(&snapshot.claims)).expect("JSON");

@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::natural;
 use crate::watch;
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_explanation::explain::claim::base_name;
 use drava_explanation::snapshot::Snapshot;
 use drava_explanation::table;
 
@@ -125,6 +126,9 @@ pub(crate) struct GpuClaim {
     pub(crate) namespace: String,
     pub(crate) device: String,
     pub(crate) access: Access,
+    /// Name of the claim to whose share it adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) adds_to: Option<String>,
     /// Bytes.
     pub(crate) memory: u64,
     /// Percent of GPU time; 0 for a share without a guarantee.
@@ -211,6 +215,8 @@ struct Index<'a> {
     reservations: Vec<&'a ReservedClaim>,
     allocated: BTreeMap<(&'a str, &'a str), Vec<&'a AllocatedDevice>>,
     pods: BTreeMap<&'a str, Vec<String>>,
+    /// Names of the claims to which companions add, by the UIDs of the companions.
+    bases: BTreeMap<&'a str, String>,
     /// Since when the shares of claims are idle, by the UIDs of the claims.
     idle: BTreeMap<&'a str, Timestamp>,
 }
@@ -236,7 +242,12 @@ impl<'a> Index<'a> {
             let since = suspension::idle_since(claim)?;
             Some((claim.metadata.uid.as_deref()?, since))
         });
+        let bases = snapshot.claims.iter().filter_map(|claim| {
+            let base = base_name(claim, &snapshot.claims)?;
+            Some((claim.metadata.uid.as_deref()?, base))
+        });
         Self {
+            bases: bases.collect(),
             idle: idle.collect(),
             reservations: reservations(snapshot),
             pods: pods.collect(),
@@ -283,6 +294,7 @@ impl<'a> Index<'a> {
                     (_, DeviceAccess::Suspended(_)) => Access::Suspended,
                     (_, DeviceAccess::Exclusive | DeviceAccess::Admin(_)) => Access::Whole,
                 },
+                adds_to: self.bases.get(allocated.claim.uid.as_str()).cloned(),
                 memory: amount(names::capacity::MEMORY),
                 cores: amount(names::capacity::CORES),
                 suspended: SuspendedAmounts::of(&allocated.access, |capacity| {
@@ -568,6 +580,8 @@ impl GpuClaim {
             Access::Suspended => ", suspended",
             Access::Whole | Access::Share | Access::Partition => "",
         };
+        let adds = self.adds_to.iter().map(|base| format!(", adds to {base}"));
+        let adds: String = adds.collect();
         let idle = self.idle_since;
         let idle = idle.map(|since| format!(", idle since {since}"));
         let idle = idle.unwrap_or_default();
@@ -589,7 +603,7 @@ impl GpuClaim {
             format!(", uses {memory} and {cores} cores{lent}{lends}")
         });
         let used = used.unwrap_or_default();
-        format!("{name} on {device} ({pods}{suspended}{idle}){used}")
+        format!("{name} on {device} ({pods}{adds}{suspended}{idle}){used}")
     }
 }
 
@@ -727,6 +741,24 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
             serde_json::json!({"memory": 8_u64 << 30, "cores": 30})
         );
         assert_eq!(claim["memory"], 0, "others may use it");
+    }
+
+    #[test]
+    fn names_the_share_to_which_a_companion_adds() {
+        let mut claims = snapshot().claims;
+        let base = claims[0].metadata.uid.clone().expect("a UID");
+        let labels = [(names::COMPANION_LABEL.to_owned(), base)];
+        claims[1].metadata.labels = Some(labels.into());
+        let found = gpus(&fixture::snapshot_with(claims));
+        let wide = text(&found, &[], true);
+        assert!(
+            wide.contains("default/b on gpu-0-vgpu (no pod, adds to a)\n"),
+            "{wide}"
+        );
+        let document = serde_json::to_value(&found[0].claims).expect("JSON");
+        let bases = document.as_array().expect("claims").iter();
+        let bases = bases.filter_map(|claim| claim.get("addsTo"));
+        assert_eq!(bases.collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]

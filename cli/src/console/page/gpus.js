@@ -38,6 +38,8 @@ const usedMemory = (claim) => (claim.measured ? bytes(claim.measured.memory) : "
 const usedTime = (claim) => (claim.measured?.cores === undefined ? "–" : `${claim.measured.cores}%`);
 // Since when a share is idle.
 const idleText = ({ idleSince }) => (idleSince === undefined ? "" : `, idle since ${new Date(idleSince).toLocaleString()}`);
+// The share of which a claim is a part.
+const addsText = ({ addsTo }) => (addsTo === undefined ? "" : `, adds to ${addsTo}`);
 // The most that a share with memory.limit may use at the moment, and what of it is lent.
 const lentText = ({ measured }) => (measured?.lentMemory === undefined ? "" :
   `limit ${bytes(measured.memoryLimit)}, ${bytes(measured.lentMemory)} lent`);
@@ -51,7 +53,7 @@ function segment(gpu, claim, axis) {
   const time = claim.access === "share" ? `, GPU time ${timeOf(claim)}` : "";
   const used = claim.measured && axis === "width" ? `${Math.min(100, percent(claim.measured.memory, claim.memory))}%` : null;
   return el("span", {
-    class: `segment ${claim.access}`, title: `${claim.name} (${pods}): ${claim.access}, ${bytes(claim.memory)}${time}${usedText(claim)}${idleText(claim)}`,
+    class: `segment ${claim.access}`, title: `${claim.name} (${pods}${addsText(claim)}): ${claim.access}, ${bytes(claim.memory)}${time}${usedText(claim)}${idleText(claim)}`,
     style: { [axis]: `${Math.min(100, percent(claim.memory, gpu.memory.total))}%`, ...segmentColor(claim) },
   }, used && el("i", { class: "used", style: { width: used } }), axis === "width" ? [el("span", { class: "label" }, podName(claim)), el("small", {}, bytes(claim.memory))] : []);
 }

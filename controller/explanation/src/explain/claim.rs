@@ -34,6 +34,12 @@ struct Base {
     devices: Vec<String>,
 }
 
+/// Returns the name of the claim to whose share a claim adds, if it is a companion of a claim of its namespace.
+#[must_use]
+pub fn base_name(companion: &ResourceClaim, claims: &[ResourceClaim]) -> Option<String> {
+    Base::of(companion, claims)?.name
+}
+
 impl Base {
     fn of(companion: &ResourceClaim, claims: &[ResourceClaim]) -> Option<Self> {
         let labels = companion.metadata.labels.as_ref()?;
