@@ -51,7 +51,7 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
     );
     wait_for_state(&tenant, "absent", "PodMissing")?;
     tenant.example("placement-explanation")?;
-    wait_for_state(&tenant, "trainer", "PodMissing")?;
+    wait_for_state(&tenant, "trainer", "Infeasible")?;
     // It follows the pod.
     tenant.delete_pods(&["first"])?;
     tenant.running("large")?;
