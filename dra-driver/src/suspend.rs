@@ -19,6 +19,7 @@ use drava_api::condition::ConditionReason;
 use crate::prepare::{HeldProcess, Phase, Suspension};
 
 pub mod checkpoint;
+pub mod host_memory;
 pub mod node;
 
 use checkpoint::{CheckpointError, ProcessState};
