@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Mig, Status};
+use crate::{Fabric, Mig, Status};
 
 /// UUID of a GPU in NVML's spelling: `GPU-` and a lowercase UUID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -184,20 +184,6 @@ pub enum ComputeMode {
     Unknown,
 }
 
-/// Registration of a GPU with its NVLink fabric (`nvmlGpuFabricState_t`). Until it is complete, `cuInit` fails with
-/// `CUDA_ERROR_SYSTEM_NOT_READY`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FabricState {
-    /// The fabric manager has not configured the GPU.
-    NotStarted,
-    /// The fabric manager is configuring the GPU.
-    InProgress,
-    /// The GPU is part of the fabric.
-    Completed,
-    /// The registration failed with this NVML code.
-    Failed(u32),
-}
-
 /// Repair of faulty memory: remapping of rows since Ampere, retirement of pages before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryRepair {
@@ -205,14 +191,4 @@ pub struct MemoryRepair {
     pub is_pending: bool,
     /// A row could not be remapped: the GPU must be replaced.
     pub has_failed: bool,
-}
-
-/// Membership in an NVLink fabric (`nvmlGpuFabricInfo_t`).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Fabric {
-    /// UUID of the fabric's cluster, lowercase with dashes. All zeros for the fabric of one node, such as an HGX board:
-    /// the value does not connect GPUs of different nodes.
-    pub cluster_uuid: String,
-    /// Clique: GPUs of one cluster and clique are connected by NVLink.
-    pub clique: u32,
 }

@@ -18,6 +18,7 @@ use std::path::Path;
 pub mod checkpoint;
 mod error;
 mod event;
+mod fabric;
 mod find;
 mod gpu;
 mod library;
@@ -28,10 +29,11 @@ mod telemetry;
 
 pub use error::{GpuError, InventoryError, OpenError, WatchError};
 pub use event::{Event, EventKind, EventSource, RecoveryAction};
+pub use fabric::{Fabric, FabricDefect, FabricHealth, FabricState};
 pub use find::{FindError, find};
 pub use gpu::{
-    AddressingMode, CgroupMemory, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricState,
-    Gpu, GpuFault, GpuUuid, Inventory, Memory, MemoryRepair,
+    AddressingMode, CgroupMemory, ComputeCapability, ComputeMode, CudaVersion, Gpu, GpuFault,
+    GpuUuid, Inventory, Memory, MemoryRepair,
 };
 pub use library::Library;
 pub use mig::{ComputeInstance, GpuInstance, Mig, MigProfile, MigUuid, MigVariant, Placement};

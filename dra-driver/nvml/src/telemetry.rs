@@ -1,6 +1,6 @@
 //! Sensor readings of a GPU.
 
-use crate::{FabricState, Memory, MemoryRepair, RecoveryAction, Status, Utilization};
+use crate::{FabricHealth, FabricState, Memory, MemoryRepair, RecoveryAction, Status, Utilization};
 
 /// Reading of one sensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub struct Telemetry {
     pub recovery_action: Sensor<RecoveryAction>,
     /// Registration with the NVLink fabric; absent for a GPU without NVSwitch, or alone, and before Hopper.
     pub fabric: Sensor<FabricState>,
+    /// Health of the NVLink fabric, of the same query.
+    pub fabric_health: Sensor<FabricHealth>,
     /// Repair of faulty memory; absent without ECC.
     pub memory_repair: Sensor<MemoryRepair>,
 }

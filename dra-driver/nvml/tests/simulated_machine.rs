@@ -339,6 +339,24 @@ fn reads_fabric_and_memory_repair() {
 }
 
 #[test]
+fn reads_fabric_of_driver_before_versioned_query() {
+    let yaml = H100X2.replace("580.65.06", "535.288.01");
+    let machine = Machine::start(&yaml).unwrap();
+    let gpu = inventory(&machine).gpus.remove(0);
+    assert!(gpu.fabric.is_some(), "domain of NVLink");
+    let library = open(&machine);
+    let state = || library.telemetry(&gpu.uuid).unwrap().fabric;
+    assert_eq!(state(), Sensor::Value(FabricState::Completed));
+    let faults = Faults {
+        fabric_state: Some(1),
+        ..Faults::default()
+    };
+    let gpu = GpuIndex(0);
+    machine.control(&Command::Break { gpu, faults }).unwrap();
+    assert_eq!(state(), Sensor::Value(FabricState::NotStarted));
+}
+
+#[test]
 fn reads_sensors_of_driver_without_recovery_action() {
     let yaml = H100X2.replace("580.65.06", "550.163.01");
     let machine = Machine::start(&yaml).unwrap();

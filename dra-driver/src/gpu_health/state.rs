@@ -14,7 +14,10 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use drava_api::xid::{self, XidClass, XidPolicy};
-use drava_nvml::{EventKind, FabricState, MemoryRepair, Placement, RecoveryAction, Sensor, Status};
+use drava_nvml::{
+    EventKind, FabricDefect, FabricHealth, FabricState, MemoryRepair, Placement, RecoveryAction,
+    Sensor, Status,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::node::options::HealthOptions;
@@ -203,6 +206,8 @@ pub struct Answer {
     pub action: Sensor<RecoveryAction>,
     /// Registration with the NVLink fabric.
     pub fabric: Sensor<FabricState>,
+    /// Health of the NVLink fabric.
+    pub fabric_health: Sensor<FabricHealth>,
     /// Repair of faulty memory.
     pub memory_repair: Sensor<MemoryRepair>,
     /// Energy since the GPU was reset or the NVIDIA driver was loaded, mJ.
@@ -229,6 +234,8 @@ pub enum Degradation {
     UnknownXid(u64),
     /// A repair of the memory waits for a reset.
     MemoryRepairPending,
+    /// The NVLink fabric is not healthy.
+    Fabric(FabricDefect),
 }
 
 impl fmt::Display for Degradation {
@@ -238,6 +245,11 @@ impl fmt::Display for Degradation {
                 f,
                 "XID {xid}, which this version of drava does not know; the GPU stays in use: see NVIDIA's XID catalog, and add the \
                  XID to driver.health.fatalXids of the drava chart if it must not"
+            ),
+            Self::Fabric(defect) => write!(
+                f,
+                "the NVLink fabric is not healthy: {defect}; the GPU stays in use, with slow or failing traffic to other GPUs: see \
+                 the log of the fabric manager (nvidia-fabricmanager) and nvidia-smi -q on the node"
             ),
             Self::MemoryRepairPending => f.write_str(
                 "faulty memory was found, and its repair takes effect at a reset; the GPU stays in use: reset it when its pods have \
@@ -319,6 +331,8 @@ enum Contact {
         fabric_waits_since: Option<Instant>,
         /// Repair of the memory.
         repair: MemoryRepair,
+        /// Health of the fabric.
+        fabric_health: FabricHealth,
     },
     /// The GPU is gone.
     Gone,
@@ -341,6 +355,7 @@ impl GpuState {
                 reports_actions: false,
                 fabric_waits_since: None,
                 repair: MemoryRepair::default(),
+                fabric_health: FabricHealth::default(),
             },
         }
     }
@@ -421,6 +436,7 @@ impl GpuState {
             reports_actions,
             fabric_waits_since,
             repair,
+            fabric_health,
             ..
         } = &mut self.contact
         {
@@ -430,6 +446,11 @@ impl GpuState {
                 Sensor::Value(repair) => repair,
                 Sensor::Absent => MemoryRepair::default(),
                 Sensor::Failed(_) => *repair,
+            };
+            *fabric_health = match answer.fabric_health {
+                Sensor::Value(health) => health,
+                Sensor::Absent => FabricHealth::default(),
+                Sensor::Failed(_) => *fabric_health,
             };
             *fabric_waits_since = match answer.fabric {
                 Sensor::Absent | Sensor::Value(FabricState::Completed) => None,
@@ -537,10 +558,17 @@ impl GpuState {
         };
         let unknown = self.unknown_xids.keys().copied();
         let mut degradations: BTreeSet<_> = unknown.map(Degradation::UnknownXid).collect();
-        if let Contact::Answering { repair, .. } = self.contact
-            && repair.is_pending
+        if let Contact::Answering {
+            repair,
+            fabric_health,
+            ..
+        } = self.contact
         {
-            degradations.insert(Degradation::MemoryRepairPending);
+            if repair.is_pending {
+                degradations.insert(Degradation::MemoryRepairPending);
+            }
+            let defects = fabric_health.defects().into_iter();
+            degradations.extend(defects.map(Degradation::Fabric));
         }
         let mut health = GpuHealth {
             gpu: of_contact,

@@ -123,6 +123,7 @@ impl Monitor {
                     let answer = Answer {
                         action: telemetry.recovery_action.clone(),
                         fabric: telemetry.fabric.clone(),
+                        fabric_health: telemetry.fabric_health.clone(),
                         memory_repair: telemetry.memory_repair.clone(),
                         energy_millijoules: telemetry.energy_millijoules.clone(),
                     };

@@ -322,6 +322,7 @@ async fn taints_gpu_without_its_fabric() {
     let gpu = GpuIndex(1);
     let faults = Faults {
         fabric_state: Some(1),
+        fabric_health_mask: 16,
         repair_pending: true,
         ..Faults::default()
     };
@@ -335,8 +336,11 @@ async fn taints_gpu_without_its_fabric() {
     running.await_ready().await;
     let expected = ["gpu-1: fabric-not-ready", "gpu-1-vgpu: fabric-not-ready"];
     await_tainted(&cluster.api, &expected).await;
-    let (unhealthy, degraded) = ("start the fabric manager", "repair takes effect at a reset");
-    for (reason, text) in [("GpuUnhealthy", unhealthy), ("GpuDegraded", degraded)] {
+    for (reason, text) in [
+        ("GpuUnhealthy", "start the fabric manager"),
+        ("GpuDegraded", "repair takes effect at a reset"),
+        ("GpuDegraded", "fabric is not healthy: a route is unhealthy"),
+    ] {
         eventually("event on the node", || {
             (event_kinds(&cluster.api, reason, text) == ["Node"]).then_some(())
         })

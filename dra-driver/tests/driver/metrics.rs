@@ -32,6 +32,7 @@ const NOW: Now = Now {
 fn telemetry() -> Telemetry {
     Telemetry {
         fabric: Sensor::Absent,
+        fabric_health: Sensor::Absent,
         memory_repair: Sensor::Absent,
         memory: Sensor::Value(Memory::Dedicated {
             total_bytes: 80 << 30,

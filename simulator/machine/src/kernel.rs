@@ -511,6 +511,7 @@ impl Kernel {
             recovery_action: gpu.faults.recovery_action,
             cgroup_memory: self.own_cgroup_memory(index, client),
             fabric_state: gpu.faults.fabric_state,
+            fabric_health_mask: gpu.faults.fabric_health_mask,
             repair_pending: gpu.faults.repair_pending,
             repair_failed: gpu.faults.repair_failed,
             unsupported: gpu.faults.unsupported.clone(),

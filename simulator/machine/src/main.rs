@@ -143,6 +143,9 @@ enum CtlCommand {
         /// State of the NVLink fabric: 1 not started, 2 in progress.
         #[arg(long)]
         fabric_state: Option<u8>,
+        /// Health mask of the NVLink fabric: 1 degraded bandwidth, 4 recovering routes, 16 unhealthy routes.
+        #[arg(long, default_value_t = 0)]
+        fabric_health_mask: u32,
         /// A repair of the memory (row remapping, page retirement) waits for a reset.
         #[arg(long)]
         repair_pending: bool,
@@ -254,6 +257,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
             refuses_instances,
             recovery_action,
             fabric_state,
+            fabric_health_mask,
             repair_pending,
             repair_failed,
             holds_instances,
@@ -269,6 +273,7 @@ fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {
                 refuses_instances,
                 recovery_action,
                 fabric_state,
+                fabric_health_mask,
                 repair_pending,
                 repair_failed,
                 holds_instances,

@@ -45,6 +45,7 @@ errors! {
     InsufficientSize = 7, c"Insufficient Size";
     DriverNotLoaded = 9, c"Driver Not Loaded";
     Timeout = 10, c"Timeout";
+    FunctionNotFound = 13, c"Function Not Found";
     CorruptedInforom = 14, c"infoROM is corrupted";
     GpuIsLost = 15, c"GPU is lost";
     ResetRequired = 16, c"GPU requires restart";

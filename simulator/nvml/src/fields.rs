@@ -149,7 +149,7 @@ fn value(device: Device, field: c_uint, scope: c_uint) -> NvmlResult<Value> {
 }
 
 /// Release branch of the simulated driver, such as 580.
-fn driver_branch(device: Device) -> u32 {
+pub(crate) fn driver_branch(device: Device) -> u32 {
     let version = &device.library.machine().driver_version;
     let branch = version.split('.').next();
     branch.and_then(|branch| branch.parse().ok()).unwrap_or(0)

@@ -11,6 +11,7 @@ use simulator_machine::description::AddressingMode;
 
 use crate::abi::{NvmlResult, Out, entry_points, set_list};
 use crate::error::NvmlError;
+use crate::fields::driver_branch;
 use crate::handle::{Device, device, handle as handle_of};
 
 /// `NVML_TOPOLOGY_*`
@@ -89,8 +90,12 @@ entry_points! {
 
     fn nvmlDeviceGetGpuFabricInfoV(handle: nvmlDevice_t, info: Out<nvmlGpuFabricInfoV_t>) {
         let device = device(handle)?;
+        // Since CUDA 12.4.
+        if driver_branch(device) < 550 {
+            return Err(NvmlError::FunctionNotFound);
+        }
         let (clusterUuid, cliqueId, state) = fabric(device)?;
-        let (status, healthMask) = (0, 0);
+        let (status, healthMask) = (0, device.state()?.fabric_health_mask);
         let v2 = info.as_version::<nvmlGpuFabricInfo_v2_t>();
         if let Ok(version) = v2.require_version(2) {
             return v2.set(nvmlGpuFabricInfo_v2_t { version, clusterUuid, status, cliqueId, state, healthMask });
@@ -103,7 +108,7 @@ entry_points! {
             cliqueId,
             state,
             healthMask,
-            healthSummary: HEALTHY,
+            healthSummary: if has_fabric_defect(healthMask) { UNHEALTHY } else { HEALTHY },
         })
     }
 
@@ -130,6 +135,14 @@ entry_points! {
 
 /// `NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY`
 const HEALTHY: std::ffi::c_uchar = 1;
+
+/// `NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY`
+const UNHEALTHY: std::ffi::c_uchar = 2;
+
+/// Whether one of the four conditions of two bits is "true", or the configuration is neither "not supported" nor "none".
+fn has_fabric_defect(mask: c_uint) -> bool {
+    [0, 2, 4, 6].into_iter().any(|shift| mask >> shift & 3 == 1) || mask >> 8 & 15 > 1
+}
 
 fn common_ancestor(first: Device, second: Device) -> NvmlResult<nvmlGpuTopologyLevel_t> {
     if first.gpu == second.gpu {

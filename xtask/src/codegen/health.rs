@@ -47,8 +47,9 @@ A query of NVML that fails, as with a corrupted infoROM, loses its own value onl
 reported before stays, and XIDs and all other sensors of the GPU are read. Until a failed query of the recovery action answers, time
 is no recovery from an XID of the class `unhealthy`.
 
-A GPU with an unknown XID, or with a repair of its memory (remapped row, retired page) that waits for a reset, stays in use: the
-event `GpuDegraded` of the node names it once.
+A GPU with an unknown XID, with a repair of its memory (remapped row, retired page) that waits for a reset, or whose NVLink fabric
+reports a defect (degraded bandwidth, an unhealthy route, a route in recovery, an incorrect configuration, limited capacity), stays
+in use: the event `GpuDegraded` of the node names it once.
 
 ## Effects of a fault
 

@@ -10,8 +10,8 @@ use nvml_wrapper_sys::bindings as sys;
 use super::readings::Reading;
 use super::{Handle, Shared, call, handle_of, optional, struct_version};
 use crate::{
-    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricState, Gpu,
-    GpuFault, GpuUuid, Inventory, InventoryError, Memory, Mig, Status,
+    AddressingMode, ComputeCapability, ComputeMode, CudaVersion, Fabric, FabricHealth, FabricState,
+    Gpu, GpuFault, GpuUuid, Inventory, InventoryError, Memory, Mig, Status,
 };
 
 impl Shared {
@@ -191,16 +191,26 @@ impl Shared {
         }))
     }
 
-    /// Returns the registration with the fabric; `None` without one.
-    pub(super) fn fabric_state(&self, handle: Handle) -> Result<Option<FabricState>, Status> {
+    /// Returns the registration with the fabric and its health; `None` without a fabric.
+    pub(super) fn fabric_state(
+        &self,
+        handle: Handle,
+    ) -> Result<Option<(FabricState, FabricHealth)>, Status> {
         let info = optional(self.fabric_info(handle))?;
-        Ok(info.as_ref().and_then(fabric_state))
+        Ok(info.and_then(|info| {
+            let health = FabricHealth {
+                mask: info.healthMask,
+                summary: info.healthSummary,
+            };
+            Some((fabric_state(&info)?, health))
+        }))
     }
 
+    /// Reads the registration in the newest version that the driver knows: 3 is that of the binding, 2 is its prefix, and
+    /// drivers before CUDA 12.4, such as the long-lived 535, have only the call without a version.
     fn fabric_info(&self, handle: Handle) -> Result<sys::nvmlGpuFabricInfoV_t, Status> {
-        // Version 2 is a prefix of the binding's version 3 and the newest that drivers of 2024 know.
         let mut info = sys::nvmlGpuFabricInfoV_t {
-            version: struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2),
+            version: 0,
             clusterUuid: [0; 16],
             status: 0,
             cliqueId: 0,
@@ -208,11 +218,38 @@ impl Shared {
             healthMask: 0,
             healthSummary: 0,
         };
+        for version in [
+            struct_version::<sys::nvmlGpuFabricInfo_v3_t>(3),
+            struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2),
+        ] {
+            info.version = version;
+            let read = call!(
+                self.lib(),
+                nvmlDeviceGetGpuFabricInfoV(handle.0, &raw mut info)
+            );
+            if optional(read)?.is_some() {
+                return Ok(info);
+            }
+        }
+        let mut first = sys::nvmlGpuFabricInfo_t {
+            clusterUuid: [0; 16],
+            status: 0,
+            cliqueId: 0,
+            state: 0,
+        };
         call!(
             self.lib(),
-            nvmlDeviceGetGpuFabricInfoV(handle.0, &raw mut info)
+            nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut first)
         )?;
-        Ok(info)
+        Ok(sys::nvmlGpuFabricInfoV_t {
+            version: 0,
+            clusterUuid: first.clusterUuid,
+            status: first.status,
+            cliqueId: first.cliqueId,
+            state: first.state,
+            healthMask: 0,
+            healthSummary: 0,
+        })
     }
 
     fn confidential_computing(&self) -> bool {

@@ -14,6 +14,11 @@ impl Shared {
     pub(super) fn telemetry(&self, handle: Handle) -> Result<Telemetry, Status> {
         let device = self.device(handle);
         let ecc = |kind| sensor(read(device.total_ecc_errors(kind, EccCounter::Volatile)));
+        let (fabric, fabric_health) = match sensor(self.fabric_state(handle))? {
+            Sensor::Value((state, health)) => (Sensor::Value(state), Sensor::Value(health)),
+            Sensor::Absent => (Sensor::Absent, Sensor::Absent),
+            Sensor::Failed(status) => (Sensor::Failed(status.clone()), Sensor::Failed(status)),
+        };
         let telemetry = Telemetry {
             memory: sensor(self.memory(handle).map(Some))?,
             utilization: sensor(self.utilization(handle))?,
@@ -25,7 +30,8 @@ impl Shared {
             ecc_corrected: ecc(MemoryError::Corrected)?,
             ecc_uncorrected: ecc(MemoryError::Uncorrected)?,
             recovery_action: sensor(read(recovery_action(&device)).map(Option::flatten))?,
-            fabric: sensor(self.fabric_state(handle))?,
+            fabric,
+            fabric_health,
             memory_repair: sensor(self.memory_repair(&device, handle))?,
         };
         let failure = telemetry

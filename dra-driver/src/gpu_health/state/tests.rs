@@ -9,6 +9,7 @@ use crate::node::options::{Options, UnhealthyEffect};
 const ANSWER: Observation = Observation::Answer(Answer {
     action: Sensor::Value(RecoveryAction::None),
     fabric: Sensor::Absent,
+    fabric_health: Sensor::Absent,
     memory_repair: Sensor::Absent,
     energy_millijoules: Sensor::Absent,
 });
@@ -289,10 +290,36 @@ fn reports_memory_repairs() {
 }
 
 #[test]
+fn unhealthy_fabric_degrades_gpu() {
+    let answer = |fabric_health| {
+        Observation::Answer(Answer {
+            fabric: Sensor::Value(FabricState::Completed),
+            fabric_health,
+            ..Answer::default()
+        })
+    };
+    let health = |mask| Sensor::Value(FabricHealth { mask, summary: 0 });
+    let mut gpu = Gpu::new();
+    gpu.observe(&answer(health(16)));
+    assert!(gpu.health().is_healthy());
+    let route = BTreeSet::from([Degradation::Fabric(FabricDefect::RouteUnhealthy)]);
+    assert_eq!(gpu.health().degradations, route);
+    gpu.observe(&answer(Sensor::Failed(Status::Timeout)));
+    assert_eq!(
+        gpu.health().degradations,
+        route,
+        "a failed query withdraws nothing"
+    );
+    gpu.observe(&answer(health(32)));
+    assert!(gpu.health().degradations.is_empty());
+}
+
+#[test]
 fn failed_query_withdraws_nothing() {
     let silent = Observation::Answer(Answer {
         action: Sensor::Failed(Status::Timeout),
         fabric: Sensor::Failed(Status::Timeout),
+        fabric_health: Sensor::Failed(Status::Timeout),
         memory_repair: Sensor::Failed(Status::Timeout),
         energy_millijoules: Sensor::Failed(Status::Timeout),
     });

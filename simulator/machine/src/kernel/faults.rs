@@ -25,6 +25,9 @@ pub struct Faults {
     /// State of the registration with the NVLink fabric (`nvmlGpuFabricState_t`) instead of "completed".
     #[serde(default)]
     pub fabric_state: Option<u8>,
+    /// Health of the NVLink fabric (`NVML_GPU_FABRIC_HEALTH_MASK_*`); 0 reports nothing.
+    #[serde(default)]
+    pub fabric_health_mask: u32,
     /// A repair of the memory waits for a reset.
     #[serde(default)]
     pub repair_pending: bool,

@@ -34,6 +34,8 @@ pub struct GpuState {
     pub recovery_action: u32,
     /// State of the registration with the fabric (`nvmlGpuFabricState_t`); `None` is completed.
     pub fabric_state: Option<u8>,
+    /// Health of the NVLink fabric (`NVML_GPU_FABRIC_HEALTH_MASK_*`).
+    pub fabric_health_mask: u32,
     /// Whether a repair of the memory waits for a reset.
     pub repair_pending: bool,
     /// Whether a row of the memory could not be remapped.
