@@ -140,7 +140,7 @@ event_reasons! {
         "Too few members of the pod's gang were bound in time, so the bound members are evicted and their devices are free again.",
         "Free what the other members of the gang wait for (see their events), then create the pods again.";
     GpuDegraded: Warning, NodeDriver, "Node",
-        "A GPU stays in use, and reported an XID that this version of drava does not know, or memory whose repair waits for a reset.",
+        "A GPU stays in use, and reported an XID that this version of drava does not know, memory whose repair waits for a reset, or a defect of its NVLink fabric.",
         "Follow the message; see [health](health.md).";
     GpuOvercommitted: Warning, Controller, "Pod, ResourceClaim",
         "More of a GPU is allocated than it has. The controller releases the newest allocation that no pod has reserved; \

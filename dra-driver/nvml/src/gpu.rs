@@ -111,12 +111,16 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Returns whether the user-space files of a newer NVIDIA driver work with the kernel driver of the GPU. CUDA ends with
-    /// error 804 on consumer GPUs.
+    /// Returns whether the user-space files of a newer NVIDIA driver work with the kernel driver of the GPU.
+    ///
+    /// NVIDIA: "only with NVIDIA Data Center GPUs, on select NGC Server Ready SKUs of RTX cards, and Jetson boards" (CUDA
+    /// Compatibility, forward compatibility). On others CUDA ends with error 804. NVML does not tell which RTX cards are ready, so
+    /// that a list of the others would end programs that run with the driver's own files, by minor version compatibility.
     #[must_use]
     pub fn has_forward_compatibility(&self) -> bool {
-        const CONSUMER: [&str; 2] = ["GeForce", "Titan"];
-        !CONSUMER.iter().any(|brand| self.brand.starts_with(brand))
+        // Names of data center GPUs until and since Ampere.
+        const DATA_CENTER: [&str; 2] = ["Tesla", "Nvidia"];
+        DATA_CENTER.contains(&self.brand.as_str())
     }
 }
 

@@ -15,15 +15,32 @@ use crate::kubelet::claims::blocking;
 use crate::report::{Reporter, Subject};
 
 /// Main files of containerd's configuration in distributions of Kubernetes that bring their own containerd: k3s, RKE2,
-/// MicroK8s, k0s. Where one exists, the node's other files have no effect on pods.
-const DISTRIBUTIONS: [&str; 4] = [
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-    "/var/snap/microk8s/current/args/containerd.toml",
-    "/etc/k0s/containerd.toml",
+/// MicroK8s, k0s; and the sockets of these. Where one runs, the node's other files have no effect on pods.
+const DISTRIBUTIONS: [(&str, &str); 4] = [
+    (
+        "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        "/run/k3s/containerd/containerd.sock",
+    ),
+    (
+        "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        "/run/k3s/containerd/containerd.sock",
+    ),
+    (
+        "/var/snap/microk8s/current/args/containerd.toml",
+        "/var/snap/microk8s/common/run/containerd.sock",
+    ),
+    ("/etc/k0s/containerd.toml", "/run/k0s/containerd.sock"),
 ];
 /// Main file of containerd's configuration. Without the file, containerd has its defaults, which have no fault.
 const CONTAINERD: &str = "/etc/containerd/config.toml";
+/// Files that containerd 2.2 and later import without a main file.
+const DEFAULT_IMPORTS: &str = "/etc/containerd/conf.d/*.toml";
+/// Socket of the node's containerd.
+const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+/// Most files of a configuration. More are not read.
+const MAX_FILES: usize = 256;
+/// Socket with which kubelet uses Docker, and Docker's configuration.
+const DOCKER: [&str; 2] = ["/run/cri-dockerd.sock", "/etc/docker/daemon.json"];
 /// Main file of CRI-O's configuration, and the directory of files that precede it.
 const CRIO: [&str; 2] = ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d"];
 /// Plugins of the container runtime interface: of containerd 2 (version 3 of the file), and of earlier releases (version 2).
@@ -99,6 +116,8 @@ pub enum RuntimeConfig {
     Containerd(Vec<ConfigFile>),
     /// Files of CRI-O, the main file first.
     Crio(Vec<ConfigFile>),
+    /// File of Docker, behind cri-dockerd.
+    Docker(ConfigFile),
 }
 
 /// A file of the configuration.
@@ -120,6 +139,7 @@ pub fn check(configs: &[RuntimeConfig]) -> Vec<Fault> {
     let faults = configs.iter().flat_map(|config| match config {
         RuntimeConfig::Containerd(files) => check_containerd(files),
         RuntimeConfig::Crio(files) => Vec::from_iter(check_crio(files)),
+        RuntimeConfig::Docker(file) => Vec::from_iter(check_docker(file)),
     });
     faults.collect()
 }
@@ -189,6 +209,19 @@ fn check_crio(files: &[ConfigFile]) -> Option<Fault> {
     })
 }
 
+fn check_docker(file: &ConfigFile) -> Option<Fault> {
+    let config: serde_json::Value = serde_json::from_str(&file.text).ok()?;
+    let runtime = config.get("default-runtime")?.as_str()?;
+    let program = config.get("runtimes").and_then(|all| all.get(runtime));
+    let program = program.and_then(|runtime| runtime.get("path")?.as_str());
+    let is_fault = is_nvidia(runtime) || program.is_some_and(is_nvidia);
+    is_fault.then(|| Fault::NvidiaDefault {
+        file: file.path.clone(),
+        runtime: runtime.to_owned(),
+        remedy: "\"default-runtime\": \"runc\" and restart Docker",
+    })
+}
+
 fn member<'a>(document: &'a DocumentMut, plugin: &str, keys: &[&str]) -> Option<&'a Item> {
     let plugin = document.get("plugins")?.get(plugin)?;
     keys.iter().try_fold(plugin, |item, key| item.get(key))
@@ -197,9 +230,13 @@ fn member<'a>(document: &'a DocumentMut, plugin: &str, keys: &[&str]) -> Option<
 /// Reads the configurations below `root`, the root of the node; none for an unknown runtime.
 #[must_use]
 pub fn read(root: &Path) -> Vec<RuntimeConfig> {
+    let is_there = |socket: &str| below(root, Path::new(socket)).exists();
+    // An uninstalled distribution may leave its directory.
+    let is_left_over = |socket: &str| !is_there(socket) && is_there(CONTAINERD_SOCKET);
     let of_distributions: Vec<RuntimeConfig> = DISTRIBUTIONS
         .iter()
-        .filter_map(|main| containerd(root, Path::new(main)))
+        .filter(|(_, socket)| !is_left_over(socket))
+        .filter_map(|(main, _)| containerd(root, Path::new(main)))
         .collect();
     if !of_distributions.is_empty() {
         return of_distributions;
@@ -207,27 +244,43 @@ pub fn read(root: &Path) -> Vec<RuntimeConfig> {
     let main = Path::new(CONTAINERD);
     let has_containerd = main.parent().is_some_and(|dir| below(root, dir).is_dir());
     let of_containerd = containerd(root, main);
-    // Without files containerd has its defaults.
-    let of_containerd =
-        of_containerd.or_else(|| has_containerd.then(|| RuntimeConfig::Containerd(Vec::new())));
-    of_containerd.into_iter().chain(crio(root)).collect()
+    let defaults = || RuntimeConfig::Containerd(imported(root, Path::new(DEFAULT_IMPORTS)));
+    let of_containerd = of_containerd.or_else(|| has_containerd.then(defaults));
+    let [socket, config] = DOCKER;
+    let of_docker = is_there(socket).then(|| read_file(root, Path::new(config)));
+    let of_docker = of_docker.flatten().map(RuntimeConfig::Docker);
+    let of_others = of_containerd.into_iter().chain(crio(root));
+    of_others.chain(of_docker).collect()
 }
 
-/// Reads the main file of containerd and its imports.
+/// Reads the main file of containerd, its imports, and theirs: each file once, those of a file after all that were named before.
 fn containerd(root: &Path, path: &Path) -> Option<RuntimeConfig> {
-    let main = read_file(root, path)?;
-    let document: DocumentMut = main.text.parse().unwrap_or_default();
+    let mut files = vec![read_file(root, path)?];
+    let mut next = 0;
+    while let Some(file) = files.get(next) {
+        next += 1;
+        for file in imports(root, file) {
+            let is_known = files.iter().any(|known| known.path == file.path);
+            if !is_known && files.len() < MAX_FILES {
+                files.push(file);
+            }
+        }
+    }
+    Some(RuntimeConfig::Containerd(files))
+}
+
+/// Reads the files that a file of containerd imports.
+fn imports(root: &Path, file: &ConfigFile) -> Vec<ConfigFile> {
+    let document: DocumentMut = file.text.parse().unwrap_or_default();
     let imports = document.get("imports").and_then(Item::as_array);
     let patterns = imports
         .into_iter()
         .flat_map(|imports| imports.iter().filter_map(|import| import.as_str()));
-    // A relative pattern is one of the directory of the main file.
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    let mut files: Vec<ConfigFile> = patterns
+    // A relative pattern is one of the directory of the file.
+    let directory = file.path.parent().unwrap_or(Path::new("/"));
+    patterns
         .flat_map(|pattern| imported(root, &directory.join(pattern)))
-        .collect();
-    files.insert(0, main);
-    Some(RuntimeConfig::Containerd(files))
+        .collect()
 }
 
 fn crio(root: &Path) -> Option<RuntimeConfig> {
@@ -396,7 +449,7 @@ mod tests {
 
     #[test]
     fn reads_containerd_of_distributions() {
-        for main in DISTRIBUTIONS {
+        for (main, _) in DISTRIBUTIONS {
             let imports = "imports = ['conf.d/*.toml']\n";
             let directory = Path::new(main).parent().unwrap().join("conf.d/nvidia.toml");
             let root = root(&[
@@ -414,6 +467,68 @@ mod tests {
             };
             assert_eq!(*file, directory);
         }
+    }
+
+    /// Returns the files with NVIDIA's runtime as the default.
+    fn defaults(files: &[(&str, &str)]) -> Vec<String> {
+        let root = root(files);
+        let faults = check(&read(root.path())).into_iter();
+        let files = faults.map(|fault| match fault {
+            Fault::NvidiaDefault { file, .. } => file.display().to_string(),
+            Fault::CdiOff { .. } | Fault::Unknown => fault.to_string(),
+        });
+        files.collect()
+    }
+
+    #[test]
+    fn reads_imports_of_imports_once() {
+        let (first, second) = ("/etc/containerd/a.toml", "/etc/containerd/b/b.toml");
+        let nested = format!("imports = ['/etc/containerd/*.toml']\n{NVIDIA}");
+        let files = [
+            (CONTAINERD, "imports = ['a.toml']\n"),
+            (first, "imports = ['b/*.toml']\n"),
+            (second, &nested),
+        ];
+        assert_eq!(defaults(&files), [second]);
+    }
+
+    #[test]
+    fn reads_default_imports_without_main_file() {
+        let file = "/etc/containerd/conf.d/99-nvidia.toml";
+        assert_eq!(defaults(&[(file, NVIDIA)]), [file]);
+    }
+
+    #[test]
+    fn passes_over_distribution_that_was_left_behind() {
+        for (main, socket) in DISTRIBUTIONS {
+            let files = [(main, ""), (CONTAINERD, NVIDIA), (CONTAINERD_SOCKET, "")];
+            assert_eq!(defaults(&files), [CONTAINERD], "{main}");
+            let files = [
+                (main, ""),
+                (CONTAINERD, NVIDIA),
+                (CONTAINERD_SOCKET, ""),
+                (socket, ""),
+            ];
+            assert_eq!(defaults(&files), [""; 0], "{main} runs");
+        }
+    }
+
+    #[test]
+    fn reads_docker_behind_kubelet() {
+        let [socket, config] = DOCKER;
+        let text = |runtime: &str| {
+            format!(
+                r#"{{"default-runtime": {runtime:?}, "runtimes": {{"gpu": {{"path": "nvidia-container-runtime"}}}}}}"#
+            )
+        };
+        for runtime in ["nvidia", "gpu"] {
+            let files = [(config, &*text(runtime)), (socket, "")];
+            assert_eq!(defaults(&files), [config], "{runtime}");
+        }
+        assert_eq!(defaults(&[(config, &text("runc")), (socket, "")]), [""; 0]);
+        // Of a Docker that runs no pods.
+        let files = [(config, &*text("nvidia")), (CONTAINERD, "")];
+        assert_eq!(defaults(&files), [""; 0]);
     }
 
     #[test]

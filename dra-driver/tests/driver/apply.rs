@@ -244,7 +244,13 @@ fn prefers_newer_libraries_of_images_except_on_consumer_gpus() {
     if lacks_device_files() {
         return;
     }
-    for (brand, is_supported) in [("Nvidia", true), ("Tesla", true), ("GeForceRTX", false)] {
+    for (brand, is_supported) in [
+        ("Nvidia", true),
+        ("Tesla", true),
+        ("GeForceRTX", false),
+        ("NvidiaRTX", false),
+        ("Unknown", false),
+    ] {
         let node = TestNode::started();
         let mut inventory = h100x2();
         inventory.nvml.gpus[0].brand = brand.to_owned();
