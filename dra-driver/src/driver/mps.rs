@@ -1,11 +1,13 @@
 //! Watches the daemons of MPS: starts those that have ended, ends those that no claim needs, and reports and heals faults.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drava_api::error::describe;
 use drava_api::event::EventReason;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::until;
@@ -72,6 +74,60 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     Step::None
 }
 
+/// Longest time between two attempts to start a daemon.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When a daemon that does not start is tried again: after 1, 2, 4 … 60 seconds.
+#[derive(Debug, Default)]
+struct Attempts {
+    failed: u32,
+    next: Option<Instant>,
+}
+
+impl Attempts {
+    fn is_due(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| now >= next)
+    }
+
+    fn note(&mut self, has_started: bool, now: Instant) {
+        if has_started {
+            *self = Self::default();
+            return;
+        }
+        let pause = PERIOD.saturating_mul(1_u32.checked_shl(self.failed).unwrap_or(u32::MAX));
+        self.failed = self.failed.saturating_add(1);
+        self.next = Some(now + pause.min(LONGEST_PAUSE));
+    }
+}
+
+/// Looks at GPUs, each in a thread: one that takes long delays no other.
+struct Looks<W>(BTreeMap<String, JoinHandle<W>>);
+
+impl<W: Send + 'static> Looks<W> {
+    /// Starts a look at each of the GPUs whose last look is over, with what that one returned.
+    async fn start<F>(&mut self, gpus: BTreeMap<String, bool>, new: impl Fn(&str) -> W, look: F)
+    where
+        F: Fn(&mut W, bool) + Clone + Send + 'static,
+    {
+        self.0
+            .retain(|gpu, running| gpus.contains_key(gpu) || !running.is_finished());
+        for (gpu, has_files) in gpus {
+            let mut watch = match self.0.entry(gpu.clone()) {
+                Entry::Occupied(running) if !running.get().is_finished() => continue,
+                // After a panic it begins anew.
+                Entry::Occupied(ended) => ended.remove().await.unwrap_or_else(|_| new(&gpu)),
+                Entry::Vacant(_) => new(&gpu),
+            };
+            let look = look.clone();
+            let running = tokio::task::spawn_blocking(move || {
+                look(&mut watch, has_files);
+                watch
+            });
+            self.0.insert(gpu, running);
+        }
+    }
+}
+
 /// Watches until `stop`.
 pub(super) async fn run(
     claims: Arc<ClaimService<NodeEffects>>,
@@ -79,87 +135,140 @@ pub(super) async fn run(
     (operations, gpus): (MpsOperations, GpuTable),
     stop: CancellationToken,
 ) {
-    let mut watch = Watch {
+    let node = Arc::new(Node {
         claims,
         daemons,
         operations,
         gpus,
-        looks: 0,
-        seen: BTreeMap::new(),
-        failed: BTreeMap::new(),
-    };
-    while until(&stop, tokio::time::sleep(PERIOD)).await {
-        let looked = blocking(move || {
-            watch.look();
-            watch
+    });
+    let mut looks = Looks(BTreeMap::new());
+    let mut claimed = BTreeSet::new();
+    let mut failed = None;
+    for turn in 0_u32.. {
+        if !until(&stop, tokio::time::sleep(PERIOD)).await {
+            return;
+        }
+        let (watched, compares) = (Arc::clone(&node), turn.is_multiple_of(COMPARE_EVERY));
+        let watched = blocking(move || {
+            let found = watched.watched(compares, &mut claimed);
+            (found, claimed)
         });
-        match looked.await {
-            Ok(looked) => watch = looked,
+        let found = match watched.await {
+            Ok((found, kept)) => {
+                claimed = kept;
+                found
+            }
             Err(error) => {
                 tracing::error!(error = describe(&error), "cannot watch the MPS daemons");
                 return;
             }
+        };
+        match found {
+            Ok(gpus) => {
+                failed = None;
+                let node = Arc::clone(&node);
+                let look = move |watch: &mut Watch, has_files| watch.look(&node, has_files);
+                looks.start(gpus, Watch::new, look).await;
+            }
+            Err(error) if failed.as_ref() != Some(&error) => {
+                tracing::warn!(error, "cannot find the MPS daemons");
+                failed = Some(error);
+            }
+            Err(_) => {}
         }
     }
 }
 
-struct Watch {
+/// What all looks share.
+struct Node {
     claims: Arc<ClaimService<NodeEffects>>,
     daemons: Arc<Daemons>,
     operations: MpsOperations,
     gpus: GpuTable,
-    looks: u32,
-    /// By GPU.
-    seen: BTreeMap<String, Seen>,
-    /// Last error, by GPU.
-    failed: BTreeMap<String, String>,
 }
 
-impl Watch {
-    fn look(&mut self) {
-        let compares = self.looks.is_multiple_of(COMPARE_EVERY);
-        self.looks = self.looks.wrapping_add(1);
-        let gpus = match self.watched(compares) {
-            Ok(gpus) => gpus,
-            Err(error) => {
-                self.note("", Some(error));
-                return;
-            }
-        };
-        self.seen.retain(|gpu, _| gpus.contains_key(gpu));
-        self.failed.retain(|gpu, _| gpus.contains_key(gpu));
-        for (gpu, has_files) in gpus {
-            let looked = self.look_at(&gpu, compares, has_files);
-            self.note(&gpu, looked.err());
-        }
-    }
-
-    /// Returns the GPUs that have a daemon, or should have one, and whether there are files of one.
-    fn watched(&self, compares: bool) -> Result<BTreeMap<String, bool>, String> {
-        let mut gpus = BTreeMap::new();
+impl Node {
+    /// Returns the GPUs that have a daemon, or should have one, and whether there are files of one. `claimed` are those of the last
+    /// comparison with the claims.
+    fn watched(
+        &self,
+        compares: bool,
+        claimed: &mut BTreeSet<String>,
+    ) -> Result<BTreeMap<String, bool>, String> {
         if compares {
             let claims = self.claims.applier.spatial_claims(None);
             let claims = claims.map_err(|error| describe(&error))?;
-            gpus.extend(claims.by_gpu.into_keys().map(|gpu| (gpu, false)));
+            *claimed = claims.by_gpu.into_keys().collect();
         }
         let with_files = self.daemons.gpus().map_err(|error| describe(&error))?;
+        let mut gpus: BTreeMap<String, bool> =
+            claimed.iter().map(|gpu| (gpu.clone(), false)).collect();
         gpus.extend(with_files.into_iter().map(|gpu| (gpu, true)));
         Ok(gpus)
     }
 
-    fn look_at(&mut self, gpu: &str, compares: bool, has_files: bool) -> Result<(), String> {
+    fn report(&self, claims: &[ClaimRef], note: &str) {
+        for claim in claims {
+            let subject = Subject::Claim(claim.clone());
+            self.claims
+                .reporter
+                .event(subject, EventReason::MpsFault, note.to_owned());
+        }
+    }
+}
+
+/// The watch over the daemon of a GPU.
+struct Watch {
+    gpu: String,
+    looks: u32,
+    seen: Option<Seen>,
+    starts: Attempts,
+    /// Last error.
+    failed: Option<String>,
+}
+
+impl Watch {
+    fn new(gpu: &str) -> Self {
+        Self {
+            gpu: gpu.to_owned(),
+            looks: 0,
+            seen: None,
+            starts: Attempts::default(),
+            failed: None,
+        }
+    }
+
+    /// Looks once. Logs an error once.
+    fn look(&mut self, node: &Node, has_files: bool) {
+        let error = self.try_look(node, has_files).err();
+        if let Some(error) = &error
+            && self.failed.as_ref() != Some(error)
+        {
+            tracing::warn!(gpu.uuid = self.gpu, error, "cannot watch the MPS daemon");
+        }
+        self.failed = error;
+    }
+
+    fn try_look(&mut self, node: &Node, has_files: bool) -> Result<(), String> {
+        let gpu = self.gpu.as_str();
+        let compares = self.looks.is_multiple_of(COMPARE_EVERY);
+        self.looks = self.looks.wrapping_add(1);
         if compares {
-            let trimmed = self.daemons.trim_logs(gpu);
+            let trimmed = node.daemons.trim_logs(gpu);
             trimmed.map_err(|error| describe(&error))?;
         }
-        let mut server = self.daemons.server(gpu).map_err(|error| describe(&error))?;
+        let mut server = node.daemons.server(gpu).map_err(|error| describe(&error))?;
+        if server == Server::NoDaemon && !self.starts.is_due(Instant::now()) {
+            return Ok(());
+        }
         if compares || server == Server::NoDaemon {
-            let settled = self.claims.applier.settle_mps(gpu);
+            let settled = node.claims.applier.settle_mps(gpu);
+            self.starts.note(settled.is_ok(), Instant::now());
             let started = settled.map_err(|error| describe(&error))?;
             // Without files it may be the first daemon of the GPU, whose claim is being prepared.
             if !started.is_empty() && has_files {
-                self.operations.restarts.inc();
-                self.report(
+                node.operations.restarts.inc();
+                node.report(
                     &started,
                     &format!(
                         "the MPS control daemon of GPU {gpu} had ended and was started again: the programs of all claims on the GPU get \
@@ -171,8 +280,8 @@ impl Watch {
                 server = Server::Serving;
             }
         }
-        let xids = self.gpus.application_xids(gpu);
-        let seen = self.seen.entry(gpu.to_owned()).or_insert(Seen {
+        let xids = node.gpus.application_xids(gpu);
+        let seen = self.seen.get_or_insert(Seen {
             fault_since: None,
             reported: None,
             xids,
@@ -180,11 +289,11 @@ impl Watch {
         match step(server, xids, seen, Instant::now()) {
             Step::None => {}
             Step::Report => {
-                self.operations.faults.inc();
-                let claims = self.claims.applier.spatial_claims(None);
+                node.operations.faults.inc();
+                let claims = node.claims.applier.spatial_claims(None);
                 let claims = claims.map_err(|error| describe(&error))?.by_gpu;
                 let hit = claims.get(gpu).map_or(&[][..], Vec::as_slice);
-                self.report(
+                node.report(
                     hit,
                     &format!(
                         "a program had a fatal fault on GPU {gpu}: the programs of all claims that share its multiprocessors get \
@@ -193,7 +302,7 @@ impl Watch {
                 );
             }
             Step::EndServers => {
-                let ended = self.daemons.end_servers(gpu);
+                let ended = node.daemons.end_servers(gpu);
                 ended.map_err(|error| describe(&error))?;
                 tracing::info!(
                     gpu.uuid = gpu,
@@ -203,32 +312,65 @@ impl Watch {
         }
         Ok(())
     }
-
-    fn report(&self, claims: &[ClaimRef], note: &str) {
-        for claim in claims {
-            let subject = Subject::Claim(claim.clone());
-            self.claims
-                .reporter
-                .event(subject, EventReason::MpsFault, note.to_owned());
-        }
-    }
-
-    /// Logs an error once.
-    fn note(&mut self, gpu: &str, error: Option<String>) {
-        let Some(error) = error else {
-            self.failed.remove(gpu);
-            return;
-        };
-        if self.failed.get(gpu) != Some(&error) {
-            tracing::warn!(gpu.uuid = gpu, error, "cannot watch the MPS daemon");
-            self.failed.insert(gpu.to_owned(), error);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn hung_daemon_delays_no_other() {
+        let gpus = || BTreeMap::from(["hung", "well"].map(|gpu| (gpu.to_owned(), true)));
+        let (release, hangs) = std::sync::mpsc::channel::<()>();
+        let hangs = Arc::new(std::sync::Mutex::new(hangs));
+        let (looked, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        let look = move |watch: &mut (String, u32), _| {
+            watch.1 += 1;
+            if watch.0 == "hung" {
+                let _ = hangs.lock().unwrap().recv();
+            }
+            looked.send(watch.clone()).unwrap();
+        };
+        let mut looks = Looks(BTreeMap::new());
+        let new = |gpu: &str| (gpu.to_owned(), 0);
+        let mut next = 1;
+        while next <= 3 {
+            looks.start(gpus(), new, look.clone()).await;
+            if let Ok((gpu, number)) = seen.try_recv() {
+                assert_eq!((gpu.as_str(), number), ("well", next));
+                next += 1;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(release);
+        // One look at a GPU at a time, however long it takes.
+        while let Some((gpu, number)) = seen.recv().await {
+            if gpu == "hung" {
+                assert_eq!(number, 1);
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn start_that_fails_is_tried_ever_later() {
+        let start = Instant::now();
+        let mut attempts = Attempts::default();
+        let mut now = start;
+        let mut pauses = Vec::new();
+        for _ in 0..40 {
+            assert!(attempts.is_due(now));
+            attempts.note(false, now);
+            let next = attempts.next.unwrap();
+            assert!(!attempts.is_due(next - Duration::from_millis(1)));
+            pauses.push((next - now).as_secs());
+            now = next;
+        }
+        assert_eq!(pauses[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses.last(), Some(&60));
+        attempts.note(true, now);
+        assert!(attempts.is_due(now));
+    }
 
     #[test]
     fn reports_fault_once_and_ends_server_after_grace() {
