@@ -13,7 +13,7 @@
 //! All of it ends with the last spatial share of the GPU, or with a reboot.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,6 +29,7 @@ use crate::node::process::runs;
 use crate::node::selinux::{LabelError, Labels};
 use crate::node::tmpfs::Tmpfs;
 
+mod members;
 pub mod process;
 
 /// Pipe directory of the clients in containers, and of the daemon in its root: NVIDIA's default.
@@ -39,6 +40,9 @@ const SHM_BYTES: u64 = 1 << 30;
 
 /// Size from which on a log is emptied.
 const LOG_BYTES: u64 = 8 << 20;
+
+/// Log of the daemon's commands.
+const CONTROL_LOG: &str = "control.log";
 
 /// Files in that memory.
 const SHM_INODES: u64 = 1 << 16;
@@ -121,6 +125,8 @@ pub enum Server {
     Serving,
     /// A program had a fatal fault: all programs of the GPU get errors, and no new one is taken until all have ended.
     Fault,
+    /// The daemon was told to quit: it takes no new program, and ends when all present ones have ended.
+    Quitting,
 }
 
 /// The daemons of a node.
@@ -180,6 +186,7 @@ impl Daemons {
         }
         // Containers have the directories of a daemon that has ended, and its shared memory: both stay for the next one.
         let is_first = !self.layout.mps_gpu(gpu).exists();
+        self.kill_members(gpu);
         self.tidy(gpu)?;
         self.start(gpu).inspect_err(|_| {
             if is_first {
@@ -190,6 +197,44 @@ impl Daemons {
         Ok(true)
     }
 
+    /// Kills the daemon of a GPU and its servers, so that [`ensure`](Self::ensure) starts another one.
+    pub fn kill(&self, gpu: &str) {
+        if let Some(daemon) = self.running(gpu) {
+            kill(daemon.pid);
+            self.await_end(daemon);
+        }
+        self.kill_members(gpu);
+    }
+
+    /// Kills what runs in the root of the daemon: its servers outlive it, with their contexts and their programs.
+    fn kill_members(&self, gpu: &str) {
+        let log = self.layout.mps_gpu(gpu).join("log");
+        if !members::kill(&self.proc_root, &log, STOP) {
+            tracing::warn!(
+                gpu.uuid = gpu,
+                "processes of the MPS daemon of a GPU do not end; the next daemon takes turns with them"
+            );
+        }
+    }
+
+    fn await_end(&self, daemon: Daemon) {
+        let end = Instant::now() + STOP;
+        while self.is_running(daemon) && Instant::now() < end {
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Whether the log of the daemon has the command `quit`, which everybody who is root in a container can give. No command of MPS
+    /// tells that a daemon takes no programs.
+    fn was_told_to_quit(&self, gpu: &str) -> bool {
+        let log = self.layout.mps_gpu(gpu).join("log").join(CONTROL_LOG);
+        let Ok(log) = File::open(log) else {
+            return false;
+        };
+        let mut lines = BufReader::new(log).split(b'\n').map_while(Result::ok);
+        lines.any(|line| is_quit(&String::from_utf8_lossy(&line)))
+    }
+
     /// Ends the daemon of a GPU and removes its files. Succeeds without a daemon. The caller holds the lock of the GPU.
     ///
     /// # Errors
@@ -198,14 +243,9 @@ impl Daemons {
         if let Some(daemon) = self.running(gpu) {
             // A daemon that does not answer is killed.
             let _ = self.command(gpu, daemon, "quit -t 1");
-            let end = Instant::now() + STOP;
-            while self.is_running(daemon) && Instant::now() < end {
-                std::thread::sleep(POLL);
-            }
-            if self.is_running(daemon) {
-                kill(daemon.pid);
-            }
+            self.await_end(daemon);
         }
+        self.kill(gpu);
         self.clear(gpu)
     }
 
@@ -236,6 +276,9 @@ impl Daemons {
         let Some(daemon) = self.running(gpu) else {
             return Ok(Server::NoDaemon);
         };
+        if self.was_told_to_quit(gpu) {
+            return Ok(Server::Quitting);
+        }
         for server in self.servers(gpu, daemon)? {
             let status = self.command(gpu, daemon, &format!("get_server_status {server}"))?;
             if status.contains("FAULT") {
@@ -257,7 +300,7 @@ impl Daemons {
             let is_large = entry
                 .metadata()
                 .is_ok_and(|found| found.is_file() && found.len() > LOG_BYTES);
-            if is_large {
+            if is_large && !(path.ends_with(CONTROL_LOG) && self.was_told_to_quit(gpu)) {
                 let emptied = File::options().write(true).open(&path);
                 let emptied = emptied.and_then(|log| log.set_len(0));
                 emptied.map_err(|source| file("empty", &path, source))?;
@@ -483,6 +526,14 @@ fn kill(pid: u32) {
     }
 }
 
+/// Whether a line of the daemon's log, as `[2026-02-06 09:34:17.770 Control 17] Cmd:quit`, is that of the command.
+fn is_quit(line: &str) -> bool {
+    let command = line
+        .split_once("] ")
+        .and_then(|(_, text)| text.strip_prefix("Cmd:"));
+    command.is_some_and(|command| command.split_ascii_whitespace().next() == Some("quit"))
+}
+
 /// Returns the end of a log as one line.
 fn tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
@@ -490,4 +541,21 @@ fn tail(log: &Path) -> String {
     let text = String::from_utf8_lossy(text.get(from..).unwrap_or_default());
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_quit_in_log() {
+        let line = |text: &str| format!("[2026-02-06 09:34:17.770 Control    17] {text}");
+        for quit in ["Cmd:quit", "Cmd:quit -t 100000", "Cmd: quit "] {
+            assert!(is_quit(&line(quit)), "{quit}");
+        }
+        for other in ["Cmd:quitter", "Cmd:say Cmd:quit", "quit", "NEW UI"] {
+            assert!(!is_quit(&line(other)), "{other}");
+        }
+        assert!(!is_quit("Cmd:quit"));
+    }
 }

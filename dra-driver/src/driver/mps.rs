@@ -1,4 +1,4 @@
-//! Watches the daemons of MPS: starts those that have ended, ends those that no claim needs, and reports and heals faults.
+//! Watches the daemons of MPS: starts those that have ended, replaces those that take no programs, ends those that no claim needs, and reports and heals faults.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use super::until;
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::metrics::operations::MpsOperations;
 use crate::metrics::telemetry::GpuTable;
-use crate::mps::{Daemons, Server};
+use crate::mps::{Daemons, MpsError, Server};
 use crate::node::claim::ClaimRef;
 use crate::prepare::effects::NodeEffects;
 use crate::report::Subject;
@@ -56,7 +56,7 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     let is_new_xid = xids > seen.xids;
     seen.xids = xids;
     let since = match server {
-        Server::NoDaemon | Server::Serving => None,
+        Server::NoDaemon | Server::Serving | Server::Quitting => None,
         Server::Fault => Some(seen.fault_since.unwrap_or(now)),
     };
     let is_new_fault = since.is_some() && seen.fault_since.is_none();
@@ -73,6 +73,9 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     }
     Step::None
 }
+
+/// Looks after which a daemon without an answer, or one that takes no new program, is replaced.
+const USELESS: u32 = 3;
 
 /// Longest time between two attempts to start a daemon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -223,6 +226,8 @@ struct Watch {
     looks: u32,
     seen: Option<Seen>,
     starts: Attempts,
+    /// Looks without an answer, or with a daemon that takes no new program, since the last good one.
+    useless: u32,
     /// Last error.
     failed: Option<String>,
 }
@@ -234,6 +239,7 @@ impl Watch {
             looks: 0,
             seen: None,
             starts: Attempts::default(),
+            useless: 0,
             failed: None,
         }
     }
@@ -257,7 +263,24 @@ impl Watch {
             let trimmed = node.daemons.trim_logs(gpu);
             trimmed.map_err(|error| describe(&error))?;
         }
-        let mut server = node.daemons.server(gpu).map_err(|error| describe(&error))?;
+        let found = node.daemons.server(gpu);
+        self.useless = match &found {
+            Ok(Server::Quitting) | Err(MpsError::Command { .. }) => self.useless.saturating_add(1),
+            _ => 0,
+        };
+        let mut server = match found {
+            // Those of claims that were released, and of a daemon that ends by itself, are over before.
+            Ok(Server::Quitting) | Err(MpsError::Command { .. }) if self.useless >= USELESS => {
+                self.useless = 0;
+                tracing::warn!(
+                    gpu.uuid = gpu,
+                    "the MPS daemon takes no programs and is replaced"
+                );
+                node.daemons.kill(gpu);
+                Server::NoDaemon
+            }
+            found => found.map_err(|error| describe(&error))?,
+        };
         if server == Server::NoDaemon && !self.starts.is_due(Instant::now()) {
             return Ok(());
         }
@@ -271,7 +294,7 @@ impl Watch {
                 node.report(
                     &started,
                     &format!(
-                        "the MPS control daemon of GPU {gpu} had ended and was started again: the programs of all claims on the GPU get \
+                        "the MPS control daemon of GPU {gpu} had ended, or took no programs, and was started again: the programs of all claims on the GPU get \
                          errors and must start again"
                     ),
                 );

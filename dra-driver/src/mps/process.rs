@@ -37,7 +37,8 @@ const OWN: [&str; 4] = ["dev", "proc", "sys", "tmp"];
 /// Device files of every program.
 const DEVICES: [&str; 5] = ["full", "null", "random", "urandom", "zero"];
 
-const LOG_DIRECTORY: &str = "/tmp/nvidia-log";
+/// Log directory of the daemon in its root.
+pub(super) const LOG_DIRECTORY: &str = "/tmp/nvidia-log";
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
@@ -223,7 +224,13 @@ fn leave_cgroups() {
                 "" => fs::create_dir_all(&own).and_then(|()| enter(&own)),
                 _ => enter(&root),
             };
-            let _ = entered;
+            if let Err(error) = entered {
+                // In the log of the daemon.
+                let root = root.display();
+                eprintln!(
+                    "the daemon stays in the cgroup of drava's pod in {root} and ends with it: {error}"
+                );
+            }
         }
     }
 }

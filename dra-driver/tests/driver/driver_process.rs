@@ -75,6 +75,11 @@ impl DriverProcess {
             .await;
     }
 
+    /// Waits until the metrics contain `text`.
+    pub(crate) async fn await_metrics(&self, text: &str) {
+        self.await_response("/metrics", text).await;
+    }
+
     async fn await_response(&self, path: &str, text: &str) -> String {
         poll(&format!("{text:?}"), async || {
             let is_bound = tokio::net::TcpStream::connect(self.address).await.is_ok();

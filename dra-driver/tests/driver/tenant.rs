@@ -346,7 +346,7 @@ struct Node {
     api: ApiServer,
     plugin: Plugin,
     _kubelet: FakeKubelet,
-    _driver: DriverProcess,
+    driver: DriverProcess,
 }
 
 impl Node {
@@ -390,7 +390,7 @@ impl Node {
             api,
             plugin,
             _kubelet: kubelet,
-            _driver: driver,
+            driver,
         }
     }
 
@@ -632,24 +632,60 @@ fn root_of_a_container_redirects_no_spatial_share() {
             assert_eq!(fs::read_to_string(&record).unwrap(), daemon, "{name}");
         }
 
-        // A tenant can end the daemon of its namespace. It is started again, and each claim has an event.
-        let quit = has_no_effect("an end", "echo quit -t 1 | $CONTROL");
-        tenant.attack(&quit, "true");
-        eventually("another daemon", || {
-            let record = fs::read_to_string(&record).ok()?;
-            (record != daemon).then_some(())
-        })
-        .await;
+        // A tenant can end the daemon of its namespace, and so can the kernel. It is started again, and each claim has an event.
+        // Told to quit without a time, or stopped, it takes no program while the neighbor's runs: it is replaced.
+        let hold = "$PROBE alloc --mib 1 --hold 600 > /tmp/held & until grep -q ^allocated /tmp/held; do sleep 0.02; done";
+        let quits = |text| Some(has_no_effect("an end", text));
+        let ends = [
+            ("quit -t", quits("echo quit -t 1 | $CONTROL")),
+            ("quit", quits("echo quit | $CONTROL > /dev/null 2>&1 &")),
+            ("SIGSTOP", None),
+            ("SIGKILL", None),
+        ];
+        for (number, (name, attack)) in ends.iter().enumerate() {
+            neighbor.run(hold);
+            let before = fs::read_to_string(&record).unwrap();
+            let pid: Value = serde_json::from_str(&before).unwrap();
+            let pid = pid["pid"].to_string();
+            let children = format!("/proc/{pid}/task/{pid}/children");
+            let servers = fs::read_to_string(children).unwrap();
+            let servers: Vec<&str> = servers.split_whitespace().collect();
+            assert!(!servers.is_empty(), "{name}");
+            match attack {
+                Some(attack) => drop(tenant.attack(attack, "true")),
+                None => {
+                    let signal = format!("-{}", name.trim_start_matches("SIG"));
+                    let killed = Command::new("kill").args([&signal, &pid]).status();
+                    assert!(killed.unwrap().success());
+                }
+            }
+            eventually("another daemon", || {
+                let record = fs::read_to_string(&record).ok()?;
+                (record != before).then_some(())
+            })
+            .await;
+            let restarts = format!("drava_mps_faults_total{{part=\"daemon\"}} {}\n", number + 1);
+            node.driver.await_metrics(&restarts).await;
+            // No server is left beside that of the next daemon.
+            for server in servers {
+                let stat = fs::read_to_string(format!("/proc/{server}/stat"));
+                assert!(stat.is_err() || stat.unwrap().contains(") Z"), "{name}");
+            }
+            let (seen, _) = parts(&neighbor.run(both).0);
+            assert_eq!(seen, HALF, "the neighbor after {name}");
+            assert_eq!(held(&node.machine), limits, "{name}");
+        }
         eventually("the events", || {
             let events = node.api.events();
             let told = events.iter().filter(|(reason, note)| {
-                reason == "MpsFault" && note.contains("had ended and was started again")
+                reason == "MpsFault" && note.contains("was started again")
             });
             (told.count() == 2).then_some(())
         })
         .await;
-        let (seen, _) = parts(&neighbor.run(both).0);
-        assert_eq!(seen, HALF, "the neighbor after the end of the daemon");
-        assert_eq!(held(&node.machine), limits);
+        let faults = "drava_mps_faults_total{part=\"server\"}";
+        node.driver.await_metrics(&format!("{faults} 0\n")).await;
+        tenant.run("$PROBE fault > /dev/null");
+        node.driver.await_metrics(&format!("{faults} 1\n")).await;
     });
 }

@@ -370,13 +370,23 @@ fn clients_fail_when_their_server_dies() -> anyhow::Result<()> {
 }
 
 #[test]
-fn clients_fail_when_their_daemon_dies() -> anyhow::Result<()> {
+fn server_outlives_its_daemon_with_its_clients() -> anyhow::Result<()> {
     let machine = Machine::start(T4)?;
     let mut daemon = machine.start_mps(&[])?;
     let client = start(&machine, &daemon, &LAUNCH)?;
     machine.wait_for_gpu(0, |gpu| kernels_of(gpu, client.pid()) > 0)?;
+    let server = daemon.server()?;
     daemon.process().kill()?;
     daemon.process().wait()?;
+    let done = kernels_of(&machine.gpu(0)?, client.pid());
+    machine.wait_for_gpu(0, |gpu| {
+        let mut processes = gpu.processes.iter();
+        processes.any(|process| process.pid == server) && kernels_of(gpu, client.pid()) > done + 5
+    })?;
+    let killed = Command::new("kill")
+        .args(["-9", &server.to_string()])
+        .status();
+    assert!(killed?.success());
     let message = client.failure()?;
     assert!(message.contains("CUDA_ERROR_MPS_RPC_FAILURE"), "{message}");
     let shell = daemon.shell("get_server_list")?;

@@ -4,7 +4,7 @@
 //! until its clients are gone, in order of arrival.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -536,8 +536,10 @@ impl Daemon {
     /// Ends a server, with or without clients.
     fn stop(&mut self, index: usize, log: &mut Log<fs::File>) {
         let mut server = self.servers.remove(index);
-        // It ends when its input is closed.
-        drop(server.process.stdin.take());
+        if let Some(mut input) = server.process.stdin.take() {
+            // One that has ended reads nothing.
+            let _ = input.write_all(server::STOP);
+        }
         let ended = server.process.wait();
         server.remove_shared();
         if let Ok(status) = ended {

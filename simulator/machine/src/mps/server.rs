@@ -1,4 +1,4 @@
-//! The server: owns the contexts whose time slices its clients share. It ends with its control daemon.
+//! The server: owns the contexts whose time slices its clients share. Its control daemon ends it; one that is killed leaves it.
 
 use std::collections::hash_map::RandomState;
 use std::fs;
@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
@@ -25,6 +26,8 @@ use super::{SHARED_MEMORY, root_of};
 pub(super) const PERCENTAGE: &str = "--percentage";
 /// Argument that opens the shared memory to all users.
 pub(super) const MULTI_USER: &str = "--multi-user";
+/// What the control daemon writes to end it.
+pub(super) const STOP: &[u8] = b"stop";
 
 /// Runs the server until its control daemon ends.
 pub(super) fn run(program: &Path, arguments: &[String]) -> ExitCode {
@@ -68,7 +71,12 @@ fn serve<W: Write>(program: &Path, arguments: &[String], log: &mut Log<W>) -> an
     let mut output = io::stdout();
     write!(output, "{} {}", shared.name, format_key(key))?;
     output.flush()?;
-    io::stdin().read_to_end(&mut Vec::new())?;
+    let mut told = Vec::new();
+    io::stdin().read_to_end(&mut told)?;
+    if told != STOP {
+        // Its daemon was killed: it keeps its contexts and its clients, as long as there is a machine.
+        while connection.next_event(Duration::from_secs(60)).is_ok() {}
+    }
     log.line("Server is shutting down");
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::root::MPS_CONTROL;
 
 use super::poll;
 
-/// A running MPS control daemon with a pipe directory of its own. Dropping it kills the daemon, and its servers end.
+/// A running MPS control daemon with a pipe directory of its own. Dropping it kills the daemon; its servers end with the machine.
 #[derive(Debug)]
 pub struct MpsDaemon {
     program: PathBuf,
