@@ -12,7 +12,9 @@ use std::collections::btree_map::Entry;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use drava_api::error::describe;
 use drava_nvml::{GpuError, GpuLibrary, GpuUuid, Status};
@@ -26,6 +28,18 @@ use crate::node::claim::{ClaimUid, ShareId};
 use crate::node::files;
 use crate::node::layout::Layout;
 use crate::node::limits_page::Page;
+use calls::Calls;
+
+mod calls;
+
+/// Comparisons with the limits pages between two comparisons with NVML.
+const READ_EVERY: u32 = 50;
+
+/// Longest wait for other calls of NVML.
+const TURN: Duration = Duration::from_secs(5);
+
+/// Difference of a limit that rounding by the NVIDIA driver explains.
+const ROUNDING: u64 = 2 << 20;
 
 /// Request of the CDI hook.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -82,6 +96,25 @@ pub enum LimitError {
     /// NVML refused.
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    /// NVML hangs.
+    #[error("the NVIDIA driver does not answer")]
+    NoAnswer,
+    /// Another program has changed a limit.
+    #[error(
+        "the memory limit of the cgroup {} on GPU {gpu} was changed from {expected:?} to {found:?} bytes by another program than drava, \
+         which sets it again; only root of the node can do that",
+        directory.display()
+    )]
+    Changed {
+        /// UUID of the GPU.
+        gpu: String,
+        /// The cgroup.
+        directory: PathBuf,
+        /// What drava has set.
+        expected: Option<u64>,
+        /// What NVML says.
+        found: Option<u64>,
+    },
 }
 
 /// A cgroup with the limit of a share.
@@ -105,9 +138,11 @@ struct Place {
 pub struct CgroupLimits {
     layout: Layout,
     cgroups: Cgroups,
-    open: OpenLibrary,
-    /// Held during every change.
+    calls: Calls,
+    /// Never held while NVML is called, which can hang.
     known: Mutex<Known>,
+    /// Calls of [`follow`](Self::follow).
+    follows: AtomicU32,
 }
 
 /// What this process knows of the limits, so that following them costs little while nothing changes.
@@ -140,8 +175,9 @@ impl CgroupLimits {
         Self {
             layout,
             cgroups,
-            open,
+            calls: Calls::new(open),
             known: Mutex::default(),
+            follows: AtomicU32::new(0),
         }
     }
 
@@ -205,16 +241,71 @@ impl CgroupLimits {
             self.write(&uid, &present)?;
             claims.insert(uid, present);
         }
-        let bytes = self.limit_of(&mut known, &place)?;
-        let library = (self.open)().map_err(LimitError::Library)?;
-        match (set_limit(library.as_ref(), &place, bytes), enabled) {
-            (Err(error), Err(missing)) if error.status == Status::NotSupported => {
-                return Err(missing.into());
+        // A cgroup of this name may have been limited before.
+        known.set.remove(&place);
+        drop(known);
+        match (self.settle(&place, TURN), enabled) {
+            (Err(LimitError::Gpu(error)), Err(missing)) if error.status == Status::NotSupported => {
+                Err(missing.into())
             }
-            (set, _) => set?,
+            (set, _) => set,
         }
-        known.set.insert(place, bytes);
+    }
+
+    /// Gives a place the limit of its shares, or none without shares, unless it has it.
+    fn settle(&self, place: &Place, wait: Duration) -> Result<(), LimitError> {
+        let right = self.calls.take(wait).ok_or(LimitError::NoAnswer)?;
+        let mut known = self.known();
+        let bytes = match known.shares_of(place).is_empty() {
+            true => None,
+            false => self.limit_of(&mut known, place)?,
+        };
+        if known.set.get(place) == Some(&bytes) {
+            return Ok(());
+        }
+        // Unknown until NVML has answered.
+        known.set.remove(place);
+        drop(known);
+        let to = place.clone();
+        let set = move |library: &dyn GpuLibrary| {
+            library.set_memory_limit(&GpuUuid::new(&to.gpu), &to.directory, bytes)
+        };
+        let ((), _right) = self.calls.call(right, set)?;
+        let mut known = self.known();
+        if !known.shares_of(place).is_empty() {
+            known.set.insert(place.clone(), bytes);
+        }
         Ok(())
+    }
+
+    /// Compares a limit with NVML.
+    fn read_back(&self, place: &Place) -> Result<(), LimitError> {
+        let Some(right) = self.calls.take(Duration::ZERO) else {
+            return Ok(());
+        };
+        let Some(expected) = self.known().set.get(place).copied() else {
+            return Ok(());
+        };
+        let of = place.clone();
+        let read = move |library: &dyn GpuLibrary| {
+            library.cgroup_memory(&GpuUuid::new(&of.gpu), &of.directory)
+        };
+        let (memory, _right) = self.calls.call(right, read)?;
+        let found = memory.limit_bytes;
+        let is_same = match (found, expected) {
+            (Some(found), Some(expected)) => found.abs_diff(expected) < ROUNDING,
+            (found, expected) => found == expected,
+        };
+        if is_same || !place.directory.is_dir() {
+            return Ok(());
+        }
+        self.known().set.remove(place);
+        Err(LimitError::Changed {
+            gpu: place.gpu.clone(),
+            directory: place.directory.clone(),
+            expected,
+            found,
+        })
     }
 
     /// Returns the limit of a place: the sum of those of its shares, `None` if one of them has none.
@@ -227,10 +318,12 @@ impl CgroupLimits {
         Ok(sum)
     }
 
-    /// Sets all limits that differ from the limits pages, and forgets cgroups that are gone and claims without a record. Returns
-    /// what failed; it is tried again by the next call.
+    /// Sets all limits that differ from the limits pages, and now and then those that differ in NVML; forgets cgroups that are gone
+    /// and claims without a record. Returns what failed; it is tried again by the next call.
     pub fn follow(&self) -> Vec<LimitError> {
         let claims = self.known().claims.clone().unwrap_or_default();
+        let follows = self.follows.fetch_add(1, Ordering::Relaxed);
+        let reads_back = follows.is_multiple_of(READ_EVERY);
         let store = RecordStore::new(self.layout.claims());
         let mut failures = Vec::new();
         for uid in claims.into_keys() {
@@ -241,21 +334,50 @@ impl CgroupLimits {
                     .load(&uid)
                     .map(|loaded| !matches!(loaded, Loaded::Absent)),
             };
-            let followed = match is_recorded {
-                Ok(true) => self.follow_claim(&uid),
-                Ok(false) => self.remove(&uid),
-                Err(error) => Err(error.into()),
-            };
-            failures.extend(followed.err());
+            match is_recorded {
+                Ok(true) => failures.extend(self.follow_claim(&uid, reads_back)),
+                Ok(false) => failures.extend(self.remove(&uid).err()),
+                Err(error) => failures.push(error.into()),
+            }
         }
         failures
     }
 
-    fn follow_claim(&self, uid: &ClaimUid) -> Result<(), LimitError> {
+    /// A cgroup that fails holds up no other.
+    fn follow_claim(&self, uid: &ClaimUid, reads_back: bool) -> Vec<LimitError> {
+        let places = match self.places(uid) {
+            Ok(places) => places,
+            Err(error) => return vec![error],
+        };
+        let mut failures = Vec::new();
+        for place in places {
+            if reads_back {
+                failures.extend(self.read_back(&place).err());
+            }
+            let is_set = {
+                let mut known = self.known();
+                self.limit_of(&mut known, &place)
+                    .map(|bytes| known.set.get(&place) == Some(&bytes))
+            };
+            match is_set {
+                Ok(true) => {}
+                // Who calls NVML at present says what is wrong.
+                Ok(false) => match self.settle(&place, Duration::ZERO) {
+                    Ok(()) | Err(LimitError::NoAnswer) => {}
+                    Err(error) => failures.push(error),
+                },
+                Err(error) => failures.push(error),
+            }
+        }
+        failures
+    }
+
+    /// Returns the limited places of a claim, and forgets those that are gone.
+    fn places(&self, uid: &ClaimUid) -> Result<Vec<Place>, LimitError> {
         let mut known = self.known();
         let claims = known.claims.get_or_insert_default();
         let Some(present) = claims.get_mut(uid) else {
-            return Ok(());
+            return Ok(Vec::new());
         };
         let (kept, gone): (Vec<_>, Vec<_>) = present
             .iter()
@@ -268,15 +390,7 @@ impl CgroupLimits {
                 .retain(|place, _| gone.iter().all(|gone| gone.place != *place));
             self.write(uid, &kept)?;
         }
-        for LimitedCgroup { place, .. } in kept {
-            let bytes = self.limit_of(&mut known, &place)?;
-            if known.set.get(&place) != Some(&bytes) {
-                let library = (self.open)().map_err(LimitError::Library)?;
-                set_limit(library.as_ref(), &place, bytes)?;
-                known.set.insert(place, bytes);
-            }
-        }
-        Ok(())
+        Ok(kept.into_iter().map(|cgroup| cgroup.place).collect())
     }
 
     /// Removes the limits of a claim. A limit that NVML cannot remove ends with its cgroup.
@@ -285,24 +399,37 @@ impl CgroupLimits {
     /// When the file of the limited cgroups cannot be removed.
     pub fn remove(&self, uid: &ClaimUid) -> Result<(), LimitError> {
         let path = self.path(uid);
-        // The file is written before the first limit. Other claims do not wait for NVML.
+        // The file is written before the first limit.
         if matches!(path.try_exists(), Ok(false)) {
             return Ok(());
         }
-        let mut known = self.known();
-        let limited = known.claims.get_or_insert_default().remove(uid);
+        let limited = {
+            let mut known = self.known();
+            known.pages.retain(|(of, _), _| of != uid);
+            known.claims.get_or_insert_default().remove(uid)
+        };
+        let mut answers = true;
         for LimitedCgroup { place, .. } in limited.unwrap_or_default() {
             if !place.directory.is_dir() {
-                known.set.remove(&place);
+                self.known().set.remove(&place);
                 continue;
             }
-            if let Err(error) = self.lower(&mut known, &place) {
-                known.set.remove(&place);
+            // NVML that hangs is waited for once.
+            let lowered = match answers {
+                true => self.settle(&place, TURN),
+                false => Err(LimitError::NoAnswer),
+            };
+            if let Err(error) = lowered {
+                answers &= !matches!(error, LimitError::NoAnswer);
+                self.known().set.remove(&place);
                 let cgroup = place.directory.display();
                 tracing::warn!(%cgroup, error = describe(&error), "cannot remove a memory limit; it ends with its cgroup");
             }
+            let mut known = self.known();
+            if known.shares_of(&place).is_empty() {
+                known.set.remove(&place);
+            }
         }
-        known.pages.retain(|(of, _), _| of != uid);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LimitError::File {
                 operation: "remove",
@@ -311,21 +438,6 @@ impl CgroupLimits {
             }),
             _ => Ok(()),
         }
-    }
-
-    /// Sets the limit of a place that a share has left: that of the others, or none.
-    fn lower(&self, known: &mut Known, place: &Place) -> Result<(), LimitError> {
-        let bytes = match known.shares_of(place).is_empty() {
-            true => None,
-            false => self.limit_of(known, place)?,
-        };
-        let library = (self.open)().map_err(LimitError::Library)?;
-        set_limit(library.as_ref(), place, bytes)?;
-        known.set.insert(place.clone(), bytes);
-        if bytes.is_none() {
-            known.set.remove(place);
-        }
-        Ok(())
     }
 
     /// Returns the limit in the page of a share; `None` for no limit.
@@ -393,8 +505,4 @@ impl CgroupLimits {
             source,
         })
     }
-}
-
-fn set_limit(library: &dyn GpuLibrary, place: &Place, bytes: Option<u64>) -> Result<(), GpuError> {
-    library.set_memory_limit(&GpuUuid::new(&place.gpu), &place.directory, bytes)
 }

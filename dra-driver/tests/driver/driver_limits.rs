@@ -18,6 +18,7 @@ use drava_dra_driver::prepare::plan::plan;
 use drava_dra_driver::prepare::record::ClaimRecord;
 use drava_nvml::{GpuFault, GpuLibrary as _, Library, Status, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec};
+use serde_json::{Value, json};
 use simulator_machine::description::{B200X8, H100X2};
 use simulator_machine::testing::{Machine, skips_without_root};
 
@@ -403,4 +404,96 @@ fn container_with_two_shares_of_a_gpu_has_the_sum_of_their_limits() {
     assert_eq!(limited.held(), held(SHARE_BYTES / 2));
     restarted.remove(&claim_ref(2).uid).unwrap();
     assert_eq!(limited.held(), []);
+}
+
+#[test]
+fn hung_nvml_holds_up_no_release() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    limited.prepare(2, gpu.as_str(), SHARE_BYTES);
+    // NVML hangs when it is opened, while `hang` is held.
+    let gate = Arc::new(std::sync::Mutex::new(()));
+    let passed = Arc::clone(&gate);
+    let open: OpenLibrary = Arc::new(move || {
+        drop(passed.lock());
+        Ok(Box::new(library.clone()))
+    });
+    let limits = limited.node.cgroup_limits(&open);
+    limits.limit(&limited.request(1, CONTAINER)).unwrap();
+    let hang = gate.lock().unwrap();
+    let other = {
+        let (limits, request) = (Arc::clone(&limits), limited.request(2, CONTAINER));
+        std::thread::spawn(move || limits.limit(&request))
+    };
+    // The file of a claim is written before its call.
+    let file = limited.node.layout().cgroup_limits();
+    let file = file.join(claim_ref(2).uid.as_str());
+    while !file.exists() {
+        std::thread::yield_now();
+    }
+    assert!(limits.follow().is_empty());
+    limits.remove(&claim_ref(3).uid).unwrap();
+    limits.remove(&claim_ref(1).uid).unwrap();
+    let error = other.join().unwrap().unwrap_err().to_string();
+    assert!(error.contains("does not answer"), "{error}");
+    drop(hang);
+    // What could not be set is set when NVML answers again.
+    while limited.held() != [(CONTAINER.to_owned(), SHARE_BYTES)] {
+        assert!(limits.follow().is_empty());
+    }
+    limits.remove(&claim_ref(2).uid).unwrap();
+    assert_eq!(limited.held(), []);
+}
+
+#[test]
+fn sets_limit_again_that_another_program_changed() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    limited.limit(CONTAINER).unwrap();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    for other in [None, Some(2 * SHARE_BYTES)] {
+        library
+            .set_memory_limit(&gpu, &limited.container, other)
+            .unwrap();
+        let failures: Vec<_> = (0..50).flat_map(|_| limited.limits.follow()).collect();
+        let [failure] = &failures[..] else {
+            panic!("{failures:?}")
+        };
+        let failure = failure.to_string();
+        assert!(
+            failure.contains("by another program than drava"),
+            "{failure}"
+        );
+        assert_eq!(limited.held(), [(CONTAINER.to_owned(), SHARE_BYTES)]);
+    }
+}
+
+#[test]
+fn cgroup_that_fails_holds_up_no_other() {
+    if skips_without_root() {
+        return;
+    }
+    let limited = Limited::new();
+    limited.limit(CONTAINER).unwrap();
+    // The claim has a cgroup on a GPU that is lost, before the other one.
+    let file = limited.node.layout().cgroup_limits();
+    let file = file.join(claim_ref(1).uid.as_str());
+    let mut limits: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let mut lost = limits[0].clone();
+    lost["gpu"] = json!("GPU-00000000-0000-0000-0000-000000000000");
+    limits.as_array_mut().unwrap().insert(0, lost);
+    fs::write(&file, limits.to_string()).unwrap();
+    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
+    let open: OpenLibrary = Arc::new(move || Ok(Box::new(library.clone())));
+    let restarted = limited.node.cgroup_limits(&open);
+    limited.set_page(2 * SHARE_BYTES);
+    assert_eq!(restarted.follow().len(), 1);
+    assert_eq!(limited.held(), [(CONTAINER.to_owned(), 2 * SHARE_BYTES)]);
 }
