@@ -1,6 +1,6 @@
 //! Prepares and unprepares claims for kubelet: reads the claim from the API server, locks it, applies it, reports it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use crate::prepare::apply::{Applier, ApplyError, Environment, Failure, MissedRec
 use crate::prepare::effects::Effects;
 use crate::prepare::record::ClaimRecord;
 use crate::prepare::spec;
-use crate::report::pods::{PodRef, is_sandbox, reserving_pods};
+use crate::report::pods::{PodRef, beside, is_sandbox, reserving_pods};
 use crate::report::{Injection, Reporter, Subject};
 
 /// Time limit of reading one claim from the API server, retries of the client included.
@@ -163,6 +163,23 @@ pub struct SandboxError {
     pub handler: String,
 }
 
+/// A container has a spatial claim and another one.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "claim {claim}: the container {container:?} of pod {pod} has the claim {other:?} too; beside a claim with computePolicy: spatial a \
+     container has no other claim for GPUs, because its programs find the MPS daemon of one GPU only: give it one of the claims"
+)]
+pub struct BesideError {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// The pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// Name of the other claim.
+    pub other: String,
+}
+
 /// A claim was not prepared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -188,6 +205,9 @@ pub enum PrepareError {
     /// A pod of the claim runs in a runtime that does not apply the claim.
     #[error(transparent)]
     Sandbox(Box<SandboxError>),
+    /// A container has a spatial claim and another one.
+    #[error(transparent)]
+    Beside(Box<BesideError>),
     /// A task panicked.
     #[error(transparent)]
     Task(#[from] TaskError),
@@ -206,6 +226,7 @@ impl PrepareError {
             | Self::Environment(_)
             | Self::Lock { .. }
             | Self::Sandbox(_)
+            | Self::Beside(_)
             | Self::Task(_) => &[],
         }
     }
@@ -453,12 +474,53 @@ impl<E: Effects> ClaimService<E> {
         }
     }
 
-    /// Returns the RuntimeClass of a pod of a claim.
-    async fn runtime_class(&self, claim: &ClaimRef, pod: PodRef) -> Option<(String, PodRef)> {
+    /// Checks that no container has a spatial claim and another claim for GPUs. The claim has its record, so that one of two claims
+    /// that are prepared at once finds the other. What the API server does not answer in time passes.
+    async fn check_containers(
+        &self,
+        claim: &ClaimRef,
+        record: &ClaimRecord,
+        pods: Vec<PodRef>,
+    ) -> Result<(), PrepareError> {
+        let (applier, record) = (Arc::clone(&self.applier), record.clone());
+        let others = blocking(move || applier.incompatible_beside(&record)).await?;
+        let others = others.unwrap_or_else(|error| {
+            warn_of_unread_class(claim, &error);
+            BTreeSet::new()
+        });
+        if others.is_empty() {
+            return Ok(());
+        }
+        let newest = pods.into_iter().rev().take(MAX_PODS);
+        let found = join_all(newest.map(|pod| self.pod(claim, pod)));
+        let found = tokio::time::timeout(API_TIMEOUT, found).await;
+        for (found, pod) in found.into_iter().flatten().flatten() {
+            let beside = beside(&found, &claim.name).into_iter();
+            let mut beside = beside.filter(|(_, other)| others.contains(other));
+            if let Some((container, other)) = beside.next() {
+                return Err(PrepareError::Beside(Box::new(BesideError {
+                    claim: claim.clone(),
+                    pod: format!("{}/{}", pod.namespace, pod.name),
+                    container,
+                    other,
+                })));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a pod of a claim.
+    async fn pod(&self, claim: &ClaimRef, pod: PodRef) -> Option<(Pod, PodRef)> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
         let found = answered(claim, pods.get_opt(&pod.name).await)?;
         let is_same = found.metadata.uid.as_deref() == Some(pod.uid.as_str());
-        let class = found.spec?.runtime_class_name.filter(|_| is_same)?;
+        is_same.then_some((found, pod))
+    }
+
+    /// Returns the RuntimeClass of a pod of a claim.
+    async fn runtime_class(&self, claim: &ClaimRef, pod: PodRef) -> Option<(String, PodRef)> {
+        let (found, pod) = self.pod(claim, pod).await?;
+        let class = found.spec?.runtime_class_name?;
         Some((class, pod))
     }
 
@@ -511,8 +573,12 @@ impl<E: Effects> Claims for ClaimService<E> {
             if let Some(found) = &found {
                 self.check_runtime_classes(claim, found).await?;
             }
+            let pods = found.as_ref().map(reserving_pods).unwrap_or_default();
             let error = match self.prepare_locked(claim, found, lock).await {
-                Ok(record) => return Ok(devices(&record)),
+                Ok(record) => {
+                    self.check_containers(claim, &record, pods).await?;
+                    return Ok(devices(&record));
+                }
                 Err(error) => error,
             };
             if Instant::now() >= deadline || !self.is_any_released(error.holders()).await {

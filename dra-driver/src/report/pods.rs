@@ -1,6 +1,6 @@
 //! Pods that use a claim. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -67,6 +67,38 @@ pub fn users(pod: &Pod, claim: &str) -> Vec<User> {
         .enumerate()
         .filter_map(|(index, container)| user(index, container, &names))
         .collect()
+}
+
+/// Returns the other claims of the containers that use the claim with this name, with the name of the container.
+#[must_use]
+pub fn beside(pod: &Pod, claim: &str) -> Vec<(String, String)> {
+    let Some(spec) = &pod.spec else {
+        return Vec::new();
+    };
+    let status = pod.status.iter();
+    let generated = status.flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let generated = generated
+        .filter_map(|status| Some((status.name.as_str(), status.resource_claim_name.as_deref()?)));
+    let direct = spec.resource_claims.iter().flatten();
+    let direct = direct
+        .filter_map(|entry| Some((entry.name.as_str(), entry.resource_claim_name.as_deref()?)));
+    let names: BTreeMap<&str, &str> = direct.chain(generated).collect();
+    let init_containers = spec.init_containers.iter().flatten();
+    let containers = spec.containers.iter().chain(init_containers);
+    let beside = containers.flat_map(|container| {
+        let resources = container.resources.iter();
+        let claims = resources.flat_map(|resources| resources.claims.iter().flatten());
+        let mut claims: BTreeSet<&str> = claims
+            .filter_map(|used| names.get(used.name.as_str()).copied())
+            .collect();
+        let others = match claims.remove(claim) {
+            true => claims,
+            false => BTreeSet::new(),
+        };
+        let named = |other: &str| (container.name.clone(), other.to_owned());
+        others.into_iter().map(named).collect::<Vec<_>>()
+    });
+    beside.collect()
 }
 
 /// Returns the use of the claims with these names in the pod by a container.

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 
 use drava_fake_kubelet::{FakeKubelet, Plugin};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::{Value, json};
 use simulator_machine::root::MPS_CONTROL;
 use simulator_machine::testing::Machine;
@@ -28,6 +29,8 @@ use crate::node::{TestNode, lacks_device_files, spec_of};
 const MEMORY_TEST: &str = "tenant::root_of_a_container_cannot_change_its_memory_limit";
 
 const SPATIAL_TEST: &str = "tenant::root_of_a_container_redirects_no_spatial_share";
+
+const BESIDE_TEST: &str = "tenant::container_with_spatial_claim_has_no_other_one";
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
@@ -687,5 +690,59 @@ fn root_of_a_container_redirects_no_spatial_share() {
         node.driver.await_metrics(&format!("{faults} 0\n")).await;
         tenant.run("$PROBE fault > /dev/null");
         node.driver.await_metrics(&format!("{faults} 1\n")).await;
+    });
+}
+
+#[test]
+fn container_with_spatial_claim_has_no_other_one() {
+    in_runtime(BESIDE_TEST, async {
+        let node = Node::start().await;
+        let class = config("FromClass", &json!({"computePolicy": "spatial"}));
+        let put_pod = |containers: Value| {
+            let claims = [1, 2].map(|number| {
+                json!({"name": format!("gpu-{number}"), "resourceClaimName": format!("claim-{number}")})
+            });
+            node.api.put_pod(&json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "pod", "namespace": "default", "uid": "pod-uid"},
+                "spec": {"resourceClaims": claims, "containers": containers},
+            }));
+        };
+        let container = |name: &str, claims: &[u32]| {
+            let claims: Vec<Value> = claims
+                .iter()
+                .map(|number| json!({"name": format!("gpu-{number}")}))
+                .collect();
+            json!({"name": name, "resources": {"claims": claims}})
+        };
+        for number in [1, 2] {
+            let mut found = claim_with(number, &[Share(0, "8Gi", "30")], &class);
+            found.status.as_mut().unwrap().reserved_for =
+                Some(vec![ResourceClaimConsumerReference {
+                    resource: "pods".to_owned(),
+                    name: "pod".to_owned(),
+                    uid: "pod-uid".to_owned(),
+                    ..Default::default()
+                }]);
+            node.api.put_claim(&found);
+        }
+        put_pod(json!([container("one", &[1, 2])]));
+        node.plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+        for number in [2, 1] {
+            let refused = node.plugin.prepare_one(&kubelet_claim(number)).await;
+            let error = format!("{:?}", refused.unwrap_err());
+            for part in [
+                "of pod default/pod has the claim",
+                "give it one of the claims",
+            ] {
+                assert!(error.contains(part), "{part} is missing in: {error}");
+            }
+        }
+        // One claim for each container.
+        put_pod(json!([container("one", &[1]), container("two", &[2])]));
+        for number in [2, 1] {
+            let prepared = node.plugin.prepare_one(&kubelet_claim(number)).await;
+            prepared.unwrap();
+        }
     });
 }

@@ -1,11 +1,11 @@
 //! Daemons of MPS of the GPUs with spatial shares: the first share starts one, the last one ends it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::node::claim::{ClaimRef, ClaimUid};
 use crate::prepare::apply::{Applier, Failure};
 use crate::prepare::effects::{EffectError, Effects, Ensured};
-use crate::prepare::record::{self, Loaded, RecordError};
+use crate::prepare::record::{self, ClaimRecord, Loaded, RecordError};
 
 impl<E: Effects> Applier<E> {
     /// Ends the daemons of the GPUs of a claim that no other claim needs. Those of a record that cannot be read end later, by
@@ -41,6 +41,29 @@ impl<E: Effects> Applier<E> {
             Ensured::Present => Vec::new(),
             Ensured::Created | Ensured::Updated | Ensured::Replaced => claims,
         })
+    }
+
+    /// Returns the claims that a container must not have beside a claim, by name: all of its namespace beside a spatial one, the
+    /// spatial ones beside any other.
+    ///
+    /// # Errors
+    /// When the records cannot be listed or read.
+    pub fn incompatible_beside(
+        &self,
+        record: &ClaimRecord,
+    ) -> Result<BTreeSet<String>, RecordError> {
+        let is_spatial = !record::spatial_gpus(&record.devices).is_empty();
+        let mut names = BTreeSet::new();
+        for uid in self.store.list()?.recorded {
+            if let Loaded::Present(other) = self.store.load(&uid)?
+                && other.claim.namespace == record.claim.namespace
+                && uid != record.claim.uid
+                && (is_spatial || !record::spatial_gpus(&other.devices).is_empty())
+            {
+                names.insert(other.claim.name.clone());
+            }
+        }
+        Ok(names)
     }
 
     /// Returns the claims with spatial shares, apart from one.
