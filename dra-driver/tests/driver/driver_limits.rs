@@ -437,6 +437,7 @@ fn hung_nvml_holds_up_no_release() {
     }
     assert!(limits.follow().is_empty());
     limits.remove(&claim_ref(3).uid).unwrap();
+    assert!(!other.is_finished());
     limits.remove(&claim_ref(1).uid).unwrap();
     let error = other.join().unwrap().unwrap_err().to_string();
     assert!(error.contains("does not answer"), "{error}");

@@ -667,7 +667,7 @@ fn root_of_a_container_redirects_no_spatial_share() {
                 (record != before).then_some(())
             })
             .await;
-            let restarts = format!("drava_mps_faults_total{{part=\"daemon\"}} {}\n", number + 1);
+            let restarts = format!("drava_mps_faults_total{{part=\"daemon\"}} {}.0\n", number + 1);
             node.driver.await_metrics(&restarts).await;
             // No server is left beside that of the next daemon.
             for server in servers {
@@ -687,9 +687,9 @@ fn root_of_a_container_redirects_no_spatial_share() {
         })
         .await;
         let faults = "drava_mps_faults_total{part=\"server\"}";
-        node.driver.await_metrics(&format!("{faults} 0\n")).await;
+        node.driver.await_metrics(&format!("{faults} 0.0\n")).await;
         tenant.run("$PROBE fault > /dev/null");
-        node.driver.await_metrics(&format!("{faults} 1\n")).await;
+        node.driver.await_metrics(&format!("{faults} 1.0\n")).await;
     });
 }
 
