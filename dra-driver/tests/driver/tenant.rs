@@ -667,7 +667,10 @@ fn root_of_a_container_redirects_no_spatial_share() {
                 (record != before).then_some(())
             })
             .await;
-            let restarts = format!("drava_mps_faults_total{{part=\"daemon\"}} {}.0\n", number + 1);
+            let restarts = format!(
+                "drava_mps_faults_total{{part=\"daemon\"}} {}.0\n",
+                number + 1
+            );
             node.driver.await_metrics(&restarts).await;
             // No server is left beside that of the next daemon.
             for server in servers {
