@@ -55,8 +55,6 @@ pub(crate) fn check_one<'a>(
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::expect_used, reason = "tests")]
-
     use super::*;
 
     #[test]
