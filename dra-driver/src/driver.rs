@@ -48,7 +48,6 @@ use crate::repair::runtime_config;
 use crate::report::Reporter;
 use crate::report::conditions::{Condition, Conditions};
 use crate::suspend::checkpoint::Checkpointer;
-use crate::suspend::host_memory::HostMemory;
 use crate::suspend::node::SuspendNode;
 use drava_api::error::describe;
 
@@ -180,8 +179,6 @@ pub async fn run(
     let (gate, cgroups) = (Gate::default(), source.cgroups.clone());
     let source = gate.gated(source);
     let observe = Arc::clone(&source.observe);
-    let mount = &config.paths.driver_root_mount;
-    let host_memory = HostMemory::new(&config.proc_root, mount, cgroups.root());
     let cgroup_limits = CgroupLimits::new(layout.clone(), cgroups, Arc::clone(&observe));
     let cgroup_limits = Arc::new(cgroup_limits);
     let roots = Roots {
@@ -254,7 +251,7 @@ pub async fn run(
         table: health,
         record,
     };
-    let agent = (observe, cgroup_limits, mps, host_memory);
+    let agent = (observe, cgroup_limits, mps);
     shared.publish(&mut tasks, publishing, claims, agent, health, role_sender);
     drop(shared);
 
@@ -428,12 +425,7 @@ impl Shared {
         tasks: &mut Tasks,
         (publisher, profile_status): (Publisher, StatusWriter),
         claims: Arc<ClaimService<NodeEffects>>,
-        (observe, cgroup_limits, mps, host_memory): (
-            OpenLibrary,
-            Arc<CgroupLimits>,
-            Arc<Daemons>,
-            HostMemory,
-        ),
+        (observe, cgroup_limits, mps): (OpenLibrary, Arc<CgroupLimits>, Arc<Daemons>),
         health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
@@ -457,7 +449,6 @@ impl Shared {
                 self.config.program.clone(),
                 self.config.proc_root.clone(),
             ),
-            host_memory,
             boot_id: self.boot_id.clone(),
         };
         let active = Active {

@@ -19,7 +19,6 @@ use drava_api::condition::ConditionReason;
 use crate::prepare::{HeldProcess, Phase, Suspension};
 
 pub mod checkpoint;
-pub mod host_memory;
 pub mod node;
 
 use checkpoint::{CheckpointError, ProcessState};

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use drava_nvml::{GpuUuid, Memory, ProcessMemory};
 
 use super::checkpoint::{Action, CheckpointError, Checkpointer, LOCK_TIMEOUT_MS};
-use super::host_memory::{HostMemory, Need};
 use super::{Look, SeenProcess};
 use crate::agent::node::usage_region::{ReadBuffer, UsageRegion};
 use crate::gpus::inventory::OpenLibrary;
@@ -34,8 +33,6 @@ pub struct SuspendNode {
     pub open: OpenLibrary,
     /// Calls libcuda.
     pub checkpointer: Checkpointer,
-    /// Room for the copy.
-    pub host_memory: HostMemory,
     /// Boot of the node: no process survives it.
     pub boot_id: String,
 }
@@ -121,7 +118,6 @@ impl SuspendNode {
             ..Look::default()
         };
         let mut described = Processes::new(self.proc_root.clone(), self.layout.claims());
-        let mut needs = Vec::new();
         for pid in pids {
             let Some(info) = described.describe_again(pid) else {
                 // Only a process that has ended needs nothing.
@@ -160,29 +156,20 @@ impl SuspendNode {
                     info.name
                 ));
             }
+            if is_running {
+                continue;
+            }
             let bytes = match memory {
                 Some(ProcessMemory::Used { bytes }) => *bytes,
                 Some(ProcessMemory::NotAvailable) | None => 0,
             };
-            let need = Need {
-                pid,
-                bytes: bytes.max(slot.map_or(0, |slot| slot.used_bytes)),
-            };
-            if is_running {
-                needs.push(need);
-                continue;
-            }
             look.is_free &= is_shown_free(memory);
             match self.checkpointer.call(library, Action::Look, process) {
-                Ok(state) => {
-                    let seen = SeenProcess {
-                        process,
-                        state,
-                        bytes,
-                    };
-                    needs.extend(seen.has_memory().then_some(need));
-                    look.processes.push(seen);
-                }
+                Ok(state) => look.processes.push(SeenProcess {
+                    process,
+                    state,
+                    bytes,
+                }),
                 // It has no context: not yet, or not any more.
                 Err(CheckpointError::Cuda(INVALID_VALUE | NOT_INITIALIZED)) => {
                     look.is_changing |= is_charged || memory.is_some();
@@ -196,10 +183,6 @@ impl SuspendNode {
                     look.is_unknown = true;
                 }
             }
-        }
-        if is_running || phase == Some(Phase::Suspending) {
-            let shortage = || self.host_memory.shortage(&needs);
-            look.refusal = look.refusal.take().or_else(shortage);
         }
         Ok(look)
     }

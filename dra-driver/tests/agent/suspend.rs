@@ -3,17 +3,15 @@
 use std::fs::OpenOptions;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use drava_api::condition::ConditionReason;
 use drava_dra_driver::agent::node::usage_region::ReadBuffer;
-use drava_dra_driver::gpus::cgroups::CGROUP_ROOT;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{HeldProcess, Phase, Prepared, Share, Suspension};
 use drava_dra_driver::suspend::checkpoint::{Action, CheckpointError, Checkpointer, ProcessState};
-use drava_dra_driver::suspend::host_memory::HostMemory;
 use drava_dra_driver::suspend::node::SuspendNode;
 use drava_dra_driver::suspend::{Look, Refusals, Seen, Step, decide};
 use drava_nvml::GpuUuid;
@@ -48,11 +46,8 @@ impl Fixture {
 
     /// On a machine whose checkpoints behave in this way.
     fn with_checkpoints(checkpoints: &str) -> Self {
-        Self::with_machine(&format!("checkpoints: {{{checkpoints}}}\n{H100X2}"))
-    }
-
-    fn with_machine(machine: &str) -> Self {
-        let test_bed = TestBed::with_machine(library::shipped().unwrap(), machine);
+        let machine = format!("checkpoints: {{{checkpoints}}}\n{H100X2}");
+        let test_bed = TestBed::with_machine(library::shipped().unwrap(), &machine);
         Self::on(TestNode::on(test_bed.unwrap()))
     }
 
@@ -68,11 +63,6 @@ impl Fixture {
             suspend: SuspendNode {
                 layout: config.layout,
                 checkpointer: Checkpointer::new(program, config.proc_root.clone()),
-                host_memory: HostMemory::new(
-                    &config.proc_root,
-                    node.test_bed.machine().root(),
-                    Path::new(CGROUP_ROOT),
-                ),
                 proc_root: config.proc_root,
                 open: config.open,
                 boot_id: "boot".to_owned(),
@@ -211,12 +201,7 @@ impl Fixture {
     fn suspend(&mut self) {
         self.is_wanted = true;
         self.settle();
-        let why = (&self.failure, self.look().refusal);
-        assert_eq!(
-            self.answers.last(),
-            Some(&ConditionReason::Suspended),
-            "{why:?}"
-        );
+        assert_eq!(self.answers.last(), Some(&ConditionReason::Suspended));
     }
 
     #[track_caller]
@@ -527,33 +512,6 @@ fn process_with_exported_memory_is_refused_before_the_lock() {
         refusal.contains("other processes may have open"),
         "{refusal}"
     );
-}
-
-/// The machine has 1 GiB of host memory, and kills the program that needs more of it for its checkpoint.
-#[test]
-fn share_without_room_in_host_memory_is_refused_before_the_lock() {
-    let machine = H100X2.replace(
-        "hostMemoryBytes: 1099511627776",
-        "hostMemoryBytes: 1073741824",
-    );
-    let mut fixture = Fixture::with_machine(&machine);
-    let mut large = fixture.start_large();
-    fixture.settle();
-    assert_eq!(fixture.answers, [ConditionReason::SuspendRefused]);
-    assert_eq!(fixture.share().suspension, None);
-    let refusal = fixture.look().refusal.unwrap();
-    assert!(refusal.contains("the node has 1024 MiB free"), "{refusal}");
-    assert_eq!(large.send("free"), 0);
-    // A smaller program has room, beside what the node keeps.
-    let machine = H100X2.replace(
-        "hostMemoryBytes: 1099511627776",
-        "hostMemoryBytes: 3221225472",
-    );
-    let mut fixture = Fixture::with_machine(&machine);
-    let mut tenant = fixture.tenant();
-    fixture.suspend();
-    fixture.resume();
-    tenant.ok("once 1000").unwrap();
 }
 
 #[test]

@@ -237,8 +237,6 @@ impl TestNode {
     /// As [`Self::start_container`], with all that the driver reads of a process. It started at time 1.
     pub(crate) fn start_process(&self, pid: u32, number: u32) -> PathBuf {
         let dir = self.start_container(pid, number);
-        let meminfo = self.root.path().join("proc/meminfo");
-        std::fs::write(meminfo, "MemAvailable: 1073741824 kB\n").unwrap();
         std::fs::create_dir(dir.join("ns")).unwrap();
         let stat = format!("{pid} (train) S {}", "1 ".repeat(30));
         for (name, text) in [

@@ -70,10 +70,6 @@ pub struct MachineDescription {
     /// Device nodes of MIG capabilities.
     #[serde(default)]
     pub capability_nodes: CapabilityNodes,
-    /// Host memory that checkpoints can take, and that `proc/meminfo` of the driver root shows. Without it, as much as the computer
-    /// has at that moment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host_memory_bytes: Option<u64>,
     /// Checkpoints of processes.
     #[serde(default)]
     pub checkpoints: Checkpoints,

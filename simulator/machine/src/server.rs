@@ -17,7 +17,6 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::set_current_timer_slack;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -25,16 +24,13 @@ use crate::channel::Channel;
 use crate::control::{self, Answer};
 use crate::description::MachineDescription;
 use crate::kernel::{ClientId, Effect, Kernel};
-use crate::protocol::{
-    CheckpointAction, ClientKind, ExportId, MemoryLimitsRequest, Nanos, Refusal, Reply, Request,
-};
+use crate::protocol::{ClientKind, ExportId, MemoryLimitsRequest, Nanos, Refusal, Reply, Request};
 use crate::root::{DriverRoot, Files, LayOutError, Layout, PciDevice};
 use crate::wire::WireError;
 
 mod cgroups;
 mod exports;
 mod files;
-mod host_memory;
 mod instances;
 mod peers;
 mod stop_signal;
@@ -44,7 +40,6 @@ use cgroups::{Cgroups, is_administrator};
 use exports::Exports;
 pub(crate) use files::listener;
 use files::{lock, memory_file, watch};
-use host_memory::HostMemory;
 use peers::{Peer, Peers};
 use view::Namespace;
 
@@ -93,21 +88,6 @@ pub enum ServeError {
     },
 }
 
-/// Shows the host memory of the machine. Without the file, readers take that of the computer.
-fn write_meminfo(root: &DriverRoot, memory: &HostMemory) {
-    let path = root.path().join("proc/meminfo");
-    let Some(text) = memory.meminfo() else {
-        return;
-    };
-    // Readers must not see half of it.
-    let part = path.with_extension("part");
-    let written =
-        fs::create_dir_all(root.path().join("proc")).and_then(|()| fs::write(&part, text));
-    if written.and_then(|()| fs::rename(&part, &path)).is_err() {
-        let _ = fs::remove_file(path);
-    }
-}
-
 fn system(action: &'static str) -> impl FnOnce(Errno) -> ServeError {
     move |errno| ServeError::System {
         action,
@@ -121,7 +101,6 @@ pub struct Server {
     root: DriverRoot,
     kernel: Kernel,
     cgroups: Cgroups,
-    host_memory: HostMemory,
     memory: Vec<OwnedFd>,
     epoll: OwnedFd,
     libraries: OwnedFd,
@@ -179,8 +158,6 @@ impl Server {
             has_mps: description.mps.installed,
             capability_nodes: description.capability_nodes,
         })?;
-        let host_memory = HostMemory::new(description.host_memory_bytes);
-        write_meminfo(&root, &host_memory);
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("create an epoll"))?;
         let controllers = listener(&root.control_socket())?;
@@ -195,7 +172,6 @@ impl Server {
         Ok(Self {
             root,
             cgroups: Cgroups::new(description.memory_limits.clone()),
-            host_memory,
             kernel: Kernel::new(description, now()),
             memory,
             epoll,
@@ -364,11 +340,6 @@ impl Server {
                 prepared.map_or_else(Reply::Refused, |()| self.kernel.handle(client, &request))
             }
         };
-        if matches!(request, Request::Checkpoint { action, .. } if action != CheckpointAction::Look)
-        {
-            self.update_host_memory();
-            write_meminfo(&self.root, &self.host_memory);
-        }
         if let Reply::Exported { export } = reply {
             return self.send_export(token, export);
         }
@@ -390,39 +361,8 @@ impl Server {
         Ok(())
     }
 
-    /// Takes host memory for the checkpoint of a process.
-    ///
-    /// # Errors
-    /// If the process exceeds a limit, and was killed.
-    fn take_host_memory(&mut self, pid: u32) -> Result<(), Refusal> {
-        self.update_host_memory();
-        let Some(bytes) = self.kernel.bytes_to_checkpoint(pid) else {
-            return Ok(());
-        };
-        if self.host_memory.charge(&self.cgroups, pid, bytes) {
-            return Ok(());
-        }
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        process.map(|process| kill_process(process, Signal::KILL));
-        Err(Refusal::NotFound)
-    }
-
-    /// Brings the host memory up to date with the processes that are checkpointed.
-    fn update_host_memory(&mut self) {
-        let kernel = &self.kernel;
-        let is_held = |pid: u32| kernel.is_process_checkpointed(pid);
-        if self.host_memory.retain(is_held) {
-            write_meminfo(&self.root, &self.host_memory);
-        }
-    }
-
     /// Tells the kernel the cgroups that a request is about.
     fn prepare(&mut self, token: u64, request: &mut Request) -> Result<(), Refusal> {
-        if let Request::Checkpoint { pid, action } = request
-            && *action == CheckpointAction::Checkpoint
-        {
-            self.take_host_memory(*pid)?;
-        }
         let process = self.peers.get(token).and_then(Peer::process);
         if self.cgroups.are_counted() {
             let cgroup = process.and_then(|(pid, _)| self.cgroups.of(pid));

@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use drava_api::condition::ConditionReason;
-use drava_dra_driver::gpus::cgroups::CGROUP_ROOT;
 use drava_dra_driver::prepare::record::{Loaded, RecordStore};
 use drava_dra_driver::prepare::{Prepared, Share};
 use drava_dra_driver::suspend::checkpoint::{Action, Checkpointer};
-use drava_dra_driver::suspend::host_memory::HostMemory;
 use drava_dra_driver::suspend::node::SuspendNode;
 use drava_dra_driver::suspend::{Refusals, Seen, Step, decide};
 use drava_nvml::GpuUuid;
@@ -56,11 +54,6 @@ impl<'a> Suspender<'a> {
             suspend: SuspendNode {
                 layout: config.layout,
                 checkpointer: Checkpointer::new(program, config.proc_root.clone()),
-                host_memory: HostMemory::new(
-                    Path::new("/proc"),
-                    driver_root,
-                    Path::new(CGROUP_ROOT),
-                ),
                 proc_root: config.proc_root,
                 open: config.open,
                 boot_id: "boot".to_owned(),

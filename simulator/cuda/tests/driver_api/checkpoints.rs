@@ -106,64 +106,6 @@ fn frees_and_restores_memory_of_a_checkpoint() {
     assert_eq!(used(), own);
 }
 
-/// The memory of the GPU counts in the cgroup of the process and in the machine, and beyond a limit the process is killed.
-#[test]
-fn checkpoint_beyond_the_host_memory_kills_the_process() {
-    let cgroups = tempfile::tempdir().unwrap();
-    let container = cgroups.path().join("pod/app");
-    std::fs::create_dir_all(&container).unwrap();
-    let write = |file: &str, text: String| std::fs::write(cgroups.path().join(file), text).unwrap();
-    let root = cgroups.path().display();
-    let limits = |bytes: u64| {
-        let host = T4.replace(
-            "hostMemoryBytes: 1099511627776",
-            &format!("hostMemoryBytes: {bytes}"),
-        );
-        format!("memoryLimits: {{cgroupRoot: {root}}}\n{host}")
-    };
-    for (limit, used, of_machine, is_killed) in [
-        (2000, 0, 4000, false),
-        (2000, 1500, 4000, true),
-        (4000, 0, 900, true),
-    ] {
-        let machine = Machine::start(&limits(of_machine * MIB)).unwrap();
-        let api = Api::start(&machine);
-        let own = machine.gpu(0).unwrap().used_bytes;
-        let mut other = Other::start(&machine, &["alloc", "--mib", "1000", "--hold", "600"]);
-        machine
-            .wait_for_gpu(0, |gpu| gpu.used_bytes >= 2 * own + 1000 * MIB)
-            .unwrap();
-        let pid = other.pid();
-        write("pod/app/cgroup.procs", format!("{pid}\n"));
-        write("pod/memory.max", format!("{}\n", limit * MIB));
-        write("pod/memory.current", format!("{}\n", used * MIB));
-        let available = || {
-            let meminfo = std::fs::read_to_string(machine.root().join("proc/meminfo")).unwrap();
-            let mut lines = meminfo.lines();
-            let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"));
-            let kib = line.unwrap().trim().strip_suffix(" kB").unwrap();
-            kib.parse::<u64>().unwrap() >> 10
-        };
-        assert_eq!(available(), of_machine);
-        assert_eq!(change(&api, "Lock", pid), 0);
-        let code = change(&api, "Checkpoint", pid);
-        assert_eq!(code, if is_killed { INVALID_VALUE } else { 0 });
-        if is_killed {
-            let status = other.0.wait().unwrap();
-            assert_eq!(
-                std::os::unix::process::ExitStatusExt::signal(&status),
-                Some(9)
-            );
-            continue;
-        }
-        assert!(available() < of_machine - 1000);
-        // It is charged once for each checkpoint.
-        assert_eq!(change(&api, "Restore", pid), 0);
-        assert_eq!(available(), of_machine);
-        assert_eq!(change(&api, "Checkpoint", pid), 0);
-    }
-}
-
 /// As reported for driver 580.95.05 (NVIDIA/cuda-checkpoint, issue 44): only a kill is left.
 #[test]
 fn process_whose_restore_failed_is_never_restored() {

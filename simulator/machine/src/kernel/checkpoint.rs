@@ -82,22 +82,6 @@ impl Kernel {
         })
     }
 
-    /// Returns whether a process with this PID is checkpointed.
-    pub(crate) fn is_process_checkpointed(&self, pid: u32) -> bool {
-        let clients = self.clients.iter();
-        let mut own = clients.filter(|(_, client)| client.pid == pid);
-        own.any(|(id, _)| self.is_checkpointed(*id))
-    }
-
-    /// Memory that a checkpoint of a process moves now; `None` if it is not locked.
-    pub(crate) fn bytes_to_checkpoint(&self, pid: u32) -> Option<u64> {
-        let is_locked = |client: &Client| client.pid == pid && client.phase == ProcessPhase::Locked;
-        let mut clients = self.clients.iter();
-        let (&id, _) = clients.find(|(_, client)| is_locked(client))?;
-        let memory = self.own_memory(id).ok()?;
-        Some(memory.iter().map(|(_, bytes, _)| round_up(*bytes)).sum())
-    }
-
     /// Returns whether a process has work on a GPU.
     pub(super) fn has_work(&self, client: ClientId) -> bool {
         let contexts = self.contexts.iter();

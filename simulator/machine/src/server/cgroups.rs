@@ -49,29 +49,6 @@ impl Cgroups {
         }
     }
 
-    /// Directories of the memory cgroup of a process and of those above, as far as they are known.
-    pub(super) fn memory_groups(&self, pid: u32) -> Vec<PathBuf> {
-        let (root, cgroup) = match &self.limits.cgroup_root {
-            Some(root) => (root.clone(), self.of(pid)),
-            None => {
-                let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-                let of_memory = cgroups.lines().find_map(|line| {
-                    let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-                    let mut controllers = controllers.split(',');
-                    controllers.any(|name| name == "memory").then_some(path)
-                });
-                match of_memory {
-                    Some(path) => (self.limits.root().join("memory"), Some(path.to_owned())),
-                    None => (self.limits.root().to_owned(), unified(&cgroups)),
-                }
-            }
-        };
-        let below = cgroup.unwrap_or_default();
-        let group = root.join(below.trim_start_matches('/'));
-        let above = group.ancestors().map(Path::to_owned);
-        above.take_while(|group| group.starts_with(&root)).collect()
-    }
-
     /// The cgroup with this directory.
     ///
     /// # Errors
