@@ -77,8 +77,16 @@ pub enum MpsError {
         /// End of its log, or that it gives no answer.
         reason: String,
     },
-    /// The daemon did not answer a command.
-    #[error("the MPS control daemon of GPU {gpu} does not answer {command:?}: {reason}")]
+    /// The daemon did not answer a command in time.
+    #[error("the MPS control daemon of GPU {gpu} does not answer {command:?} within {} s", ANSWER.as_secs())]
+    NoAnswer {
+        /// UUID of the GPU.
+        gpu: String,
+        /// The command.
+        command: String,
+    },
+    /// A command failed, or could not be given.
+    #[error("cannot give the MPS control daemon of GPU {gpu} the command {command:?}: {reason}")]
     Command {
         /// UUID of the GPU.
         gpu: String,
@@ -109,7 +117,7 @@ pub enum MpsError {
 /// Process of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Daemon {
+pub struct Daemon {
     /// PID on the node.
     pid: u32,
     /// Start time, clock ticks since boot.
@@ -197,10 +205,11 @@ impl Daemons {
         Ok(true)
     }
 
-    /// Kills the daemon of a GPU and its servers, so that [`ensure`](Self::ensure) starts another one.
+    /// Kills the daemon of a GPU and its servers, so that [`ensure`](Self::ensure) starts another one. The caller holds the lock of the
+    /// GPU.
     pub fn kill(&self, gpu: &str) {
         if let Some(daemon) = self.running(gpu) {
-            kill(daemon.pid);
+            kill_if(daemon.pid, || self.is_running(daemon));
             self.await_end(daemon);
         }
         self.kill_members(gpu);
@@ -209,11 +218,17 @@ impl Daemons {
     /// Kills what runs in the root of the daemon: its servers outlive it, with their contexts and their programs.
     fn kill_members(&self, gpu: &str) {
         let log = self.layout.mps_gpu(gpu).join("log");
-        if !members::kill(&self.proc_root, &log, STOP) {
-            tracing::warn!(
+        match members::kill(&self.proc_root, &log, STOP) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!(
                 gpu.uuid = gpu,
                 "processes of the MPS daemon of a GPU do not end; the next daemon takes turns with them"
-            );
+            ),
+            Err(error) => tracing::warn!(
+                gpu.uuid = gpu,
+                %error,
+                "cannot find the processes of the MPS daemon of a GPU; the next daemon may take turns with them"
+            ),
         }
     }
 
@@ -453,7 +468,7 @@ impl Daemons {
     }
 
     /// Returns the daemon of a GPU, if it runs.
-    fn running(&self, gpu: &str) -> Option<Daemon> {
+    pub fn running(&self, gpu: &str) -> Option<Daemon> {
         let path = self.layout.mps_gpu(gpu).join(process::RECORD);
         let daemon = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         self.is_running(daemon).then_some(daemon)
@@ -505,6 +520,10 @@ impl Daemons {
         match asked() {
             Ok((status, answer)) if status.success() => Ok(answer),
             Ok((status, answer)) => Err(failed(format!("{status}: {}", answer.trim()))),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(MpsError::NoAnswer {
+                gpu: gpu.to_owned(),
+                command: command.to_owned(),
+            }),
             Err(error) => Err(failed(error.to_string())),
         }
     }
@@ -518,10 +537,12 @@ fn file(operation: &'static str, path: &Path, source: io::Error) -> MpsError {
     }
 }
 
-/// Kills a daemon; nothing happens to one that has ended.
-fn kill(pid: u32) {
+/// Kills a process if it is the one that is meant: another may have its PID by now. Nothing happens to one that has ended.
+fn kill_if(pid: u32, is_meant: impl FnOnce() -> bool) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    if let Some(Ok(process)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+    if let Some(Ok(process)) = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()))
+        && is_meant()
+    {
         let _ = pidfd_send_signal(&process, Signal::KILL);
     }
 }

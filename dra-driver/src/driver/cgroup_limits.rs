@@ -1,5 +1,6 @@
 //! Serves the CDI hooks that ask for memory limits by the NVIDIA driver, and keeps these limits equal to the limits pages.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::until;
 use crate::kubelet::claims::blocking;
-use crate::prepare::cgroup_limits::{CgroupLimits, LimitRequest};
+use crate::prepare::cgroup_limits::{CgroupLimits, LimitRequest, READ_EVERY};
 
 /// Time between two comparisons with the limits pages, as of the node agent.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -81,7 +82,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
 }
 
 /// Answers a request. Limits are set one after the other: a request whose turn does not come, because NVML hangs, ends without
-/// a thread.
+/// a call.
 async fn answer(
     limits: Arc<CgroupLimits>,
     turn: Arc<Mutex<()>>,
@@ -97,7 +98,7 @@ async fn answer(
             let limited = async {
                 let turn = turn.lock_owned().await;
                 blocking(move || {
-                    // Over when NVML returns, however long the caller waits.
+                    // Over when NVML has answered or is waited for no longer, however long the caller waits.
                     let _turn = turn;
                     limits.limit(&request)
                 })
@@ -115,16 +116,22 @@ async fn answer(
 }
 
 async fn follow(limits: Arc<CgroupLimits>, stop: &CancellationToken) {
-    let mut reported = Vec::new();
+    // Passes since each failure was seen: limits are read back in some passes only.
+    let mut reported: BTreeMap<String, u32> = BTreeMap::new();
     while until(stop, tokio::time::sleep(PERIOD)).await {
         let limits = Arc::clone(&limits);
-        let Ok(failures) = blocking(move || limits.follow()).await else {
-            return;
+        let failures: Vec<String> = match blocking(move || limits.follow()).await {
+            Ok(failures) => failures.iter().map(|error| describe(error)).collect(),
+            Err(error) => vec![describe(&error)],
         };
-        let failures: Vec<String> = failures.iter().map(|error| describe(error)).collect();
-        for error in failures.iter().filter(|error| !reported.contains(*error)) {
-            tracing::warn!(error, "cannot follow the memory limit of a share");
+        for error in failures {
+            if reported.insert(error.clone(), 0).is_none() {
+                tracing::warn!(error, "cannot follow the memory limit of a share");
+            }
         }
-        reported = failures;
+        reported.retain(|_, age| {
+            *age += 1;
+            *age <= 2 * READ_EVERY
+        });
     }
 }

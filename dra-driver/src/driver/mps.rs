@@ -1,4 +1,5 @@
-//! Watches the daemons of MPS: starts those that have ended, replaces those that take no programs, ends those that no claim needs, and reports and heals faults.
+//! Watches the daemons of MPS: starts those that have ended, replaces those that take no programs, ends those that no claim needs, and
+//! reports and heals faults.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,8 +75,21 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     Step::None
 }
 
-/// Looks after which a daemon without an answer, or one that takes no new program, is replaced.
-const USELESS: u32 = 3;
+/// Time after which a daemon that takes no new program is replaced: one that ends by itself is gone before.
+const QUITTING: Duration = Duration::from_secs(2);
+
+/// Time after which a daemon without an answer is replaced, with the programs of all claims: on a node without processor time it is the
+/// client that takes long.
+const UNANSWERED: Duration = Duration::from_secs(30);
+
+/// Returns how long a daemon may stay so; `None` for one that serves, and where it is not the daemon that fails.
+const fn patience(found: &Result<Server, MpsError>) -> Option<Duration> {
+    match found {
+        Ok(Server::Quitting) => Some(QUITTING),
+        Err(MpsError::NoAnswer { .. }) => Some(UNANSWERED),
+        _ => None,
+    }
+}
 
 /// Longest time between two attempts to start a daemon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -226,8 +240,8 @@ struct Watch {
     looks: u32,
     seen: Option<Seen>,
     starts: Attempts,
-    /// Looks without an answer, or with a daemon that takes no new program, since the last good one.
-    useless: u32,
+    /// Since when the daemon gives no answer or takes no new program.
+    useless_since: Option<Instant>,
     /// Last error.
     failed: Option<String>,
 }
@@ -239,7 +253,7 @@ impl Watch {
             looks: 0,
             seen: None,
             starts: Attempts::default(),
-            useless: 0,
+            useless_since: None,
             failed: None,
         }
     }
@@ -263,29 +277,35 @@ impl Watch {
             let trimmed = node.daemons.trim_logs(gpu);
             trimmed.map_err(|error| describe(&error))?;
         }
+        let now = Instant::now();
+        let daemon = node.daemons.running(gpu);
         let found = node.daemons.server(gpu);
-        self.useless = match &found {
-            Ok(Server::Quitting) | Err(MpsError::Command { .. }) => self.useless.saturating_add(1),
-            _ => 0,
+        let patience = patience(&found);
+        let since = patience.map(|_| self.useless_since.unwrap_or(now));
+        self.useless_since = since;
+        let is_over = |patience| since.is_some_and(|since| since.elapsed() >= patience);
+        let useless = daemon.filter(|_| patience.is_some_and(is_over));
+        let mut server = match useless {
+            Some(_) => Server::NoDaemon,
+            None => found.map_err(|error| describe(&error))?,
         };
-        let mut server = match found {
-            // Those of claims that were released, and of a daemon that ends by itself, are over before.
-            Ok(Server::Quitting) | Err(MpsError::Command { .. }) if self.useless >= USELESS => {
-                self.useless = 0;
-                tracing::warn!(
-                    gpu.uuid = gpu,
-                    "the MPS daemon takes no programs and is replaced"
-                );
-                node.daemons.kill(gpu);
-                Server::NoDaemon
-            }
-            found => found.map_err(|error| describe(&error))?,
-        };
-        if server == Server::NoDaemon && !self.starts.is_due(Instant::now()) {
-            return Ok(());
+        if server == Server::NoDaemon && !self.starts.is_due(now) {
+            // As after the attempt before.
+            return self.failed.clone().map_or(Ok(()), Err);
         }
         if compares || server == Server::NoDaemon {
-            let settled = node.claims.applier.settle_mps(gpu);
+            // Another one may run since.
+            let replace = || {
+                if useless.is_some() && node.daemons.running(gpu) == useless {
+                    tracing::warn!(
+                        gpu.uuid = gpu,
+                        "the MPS daemon takes no programs and is replaced"
+                    );
+                    node.daemons.kill(gpu);
+                }
+            };
+            let settled = node.claims.applier.settle_mps(gpu, replace);
+            self.useless_since = None;
             self.starts.note(settled.is_ok(), Instant::now());
             let started = settled.map_err(|error| describe(&error))?;
             // Without files it may be the first daemon of the GPU, whose claim is being prepared.
@@ -294,8 +314,8 @@ impl Watch {
                 node.report(
                     &started,
                     &format!(
-                        "the MPS control daemon of GPU {gpu} had ended, or took no programs, and was started again: the programs of all claims on the GPU get \
-                         errors and must start again"
+                        "the MPS control daemon of GPU {gpu} had ended, or took no programs, and was started again: the programs of all \
+                         claims on the GPU get errors and must start again"
                     ),
                 );
             }

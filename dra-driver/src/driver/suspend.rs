@@ -117,6 +117,11 @@ struct Failure {
     until: Option<Instant>,
 }
 
+/// Returns whether processes may stand still in a phase although their share is not suspended.
+const fn is_between(phase: Phase) -> bool {
+    matches!(phase, Phase::Suspending | Phase::Resuming)
+}
+
 /// What a review leaves to be done.
 enum Left {
     /// The claim has no state of a suspension.
@@ -128,7 +133,7 @@ enum Left {
 }
 
 impl Followed {
-    fn new() -> Self {
+    fn new(is_between: bool) -> Self {
         Self {
             due: Instant::now(),
             wait: POLL,
@@ -139,7 +144,7 @@ impl Followed {
             rest: FIRST_REST,
             note: None,
             undemanded: None,
-            is_between: false,
+            is_between,
         }
     }
 
@@ -210,8 +215,9 @@ impl<E: Effects> Follower for Task<E> {
                 Ok((found, are_all_read)) => {
                     self.are_records_read = are_all_read;
                     let mut known = known.unwrap_or_default();
-                    for uid in found {
-                        known.entry(uid).or_insert_with(Followed::new);
+                    for (uid, is_between) in found {
+                        let claim = known.entry(uid);
+                        claim.or_insert_with(|| Followed::new(is_between));
                     }
                     known
                 }
@@ -227,7 +233,7 @@ impl<E: Effects> Follower for Task<E> {
         for uid in found.into_iter().flat_map(Found::keys) {
             let store = self.claims.applier.store();
             if !followed.contains_key(uid) && store.version(uid).is_some() {
-                followed.insert(uid.clone(), Followed::new());
+                followed.insert(uid.clone(), Followed::new(false));
             }
         }
         self.expedite_demanded(&mut followed);
@@ -277,9 +283,9 @@ impl<E: Effects> Task<E> {
         }
     }
 
-    /// Returns the claims with suspended shares, once: by their records, and by their pages if a record was lost.
-    /// Also returns whether all records could be read.
-    async fn read_suspended(&self) -> Result<(Vec<ClaimUid>, bool), String> {
+    /// Returns the claims with suspended shares, once: by their records, and by their pages if a record was lost. Each with whether its
+    /// processes may stand still although its share is not suspended. Also returns whether all records could be read.
+    async fn read_suspended(&self) -> Result<(Vec<(ClaimUid, bool)>, bool), String> {
         let (applier, layout) = (Arc::clone(&self.claims.applier), self.node.layout.clone());
         let read = blocking(move || {
             let store = applier.store();
@@ -293,13 +299,15 @@ impl<E: Effects> Task<E> {
                         continue;
                     }
                 };
-                let mut shares = record.devices.iter().filter_map(Prepared::share);
+                let shares = record.devices.iter().filter_map(Prepared::share);
                 let is_suspended = |share: &Share| {
                     let page = Page::open(&layout.limits(&uid, &share.id));
                     share.suspension.is_some() || page.is_ok_and(|page| page.is_suspended())
                 };
-                if shares.any(is_suspended) {
-                    found.push(uid);
+                if shares.clone().any(is_suspended) {
+                    let mut phases = shares.filter_map(|share| share.suspension.as_ref());
+                    let is_between = phases.any(|recorded| is_between(recorded.phase));
+                    found.push((uid, is_between));
                 }
             }
             Ok::<_, RecordError>((found, are_all_read))
@@ -379,7 +387,7 @@ impl<E: Effects> Task<E> {
             followed.refusals.retain(&look);
             let recorded = share.and_then(|(_, share)| share.suspension.clone());
             let phase = recorded.as_ref().map(|recorded| recorded.phase);
-            followed.is_between = matches!(phase, Some(Phase::Suspending | Phase::Resuming));
+            followed.is_between = phase.is_some_and(is_between);
             let refusal = refusal.or(look.refusal);
             if let (Some(Phase::Suspending), Some(why), None, true) =
                 (phase, &refusal, &followed.failure, is_wanted)

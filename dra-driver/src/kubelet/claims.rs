@@ -484,8 +484,15 @@ impl<E: Effects> ClaimService<E> {
     ) -> Result<(), PrepareError> {
         let (applier, record) = (Arc::clone(&self.applier), record.clone());
         let others = blocking(move || applier.incompatible_beside(&record)).await?;
+        let unchecked = |error: &str| {
+            tracing::warn!(
+                %claim,
+                error,
+                "cannot check the containers of the pods of a claim; one with a spatial claim and another one may not be refused"
+            );
+        };
         let others = others.unwrap_or_else(|error| {
-            warn_of_unread_class(claim, &error);
+            unchecked(&describe(&error));
             BTreeSet::new()
         });
         if others.is_empty() {
@@ -494,7 +501,11 @@ impl<E: Effects> ClaimService<E> {
         let newest = pods.into_iter().rev().take(MAX_PODS);
         let found = join_all(newest.map(|pod| self.pod(claim, pod)));
         let found = tokio::time::timeout(API_TIMEOUT, found).await;
-        for (found, pod) in found.into_iter().flatten().flatten() {
+        let found = found.unwrap_or_else(|_| {
+            unchecked("the API server does not answer");
+            Vec::new()
+        });
+        for (found, pod) in found.into_iter().flatten() {
             let beside = beside(&found, &claim.name).into_iter();
             let mut beside = beside.filter(|(_, other)| others.contains(other));
             if let Some((container, other)) = beside.next() {

@@ -77,6 +77,17 @@ impl ClaimsMount {
         mounts.filter_map(|mount| self.share(&mount)).collect()
     }
 
+    /// Returns whether a mountinfo file has this directory at the mount point.
+    #[must_use]
+    pub fn is_at(&self, mountinfo: &str, point: &str) -> bool {
+        let mut mounts = mountinfo.lines().filter_map(Mount::parse);
+        mounts.any(|mount| {
+            mount.device == self.device
+                && mount.point == point
+                && Path::new(&unescape(mount.root)) == self.root
+        })
+    }
+
     /// Returns `major:minor` of the file system and the path of the directory within it.
     #[must_use]
     pub fn into_parts(self) -> (String, PathBuf) {

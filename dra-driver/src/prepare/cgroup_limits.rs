@@ -33,7 +33,7 @@ use calls::Calls;
 mod calls;
 
 /// Comparisons with the limits pages between two comparisons with NVML.
-const READ_EVERY: u32 = 50;
+pub(crate) const READ_EVERY: u32 = 50;
 
 /// Longest wait for other calls of NVML.
 const TURN: Duration = Duration::from_secs(5);
@@ -64,6 +64,9 @@ pub enum LimitError {
         /// ID of the share.
         share: String,
     },
+    /// No thread could be started for a call of NVML.
+    #[error("cannot start a thread for NVML")]
+    Thread(#[source] io::Error),
     /// A record could not be read.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -290,13 +293,18 @@ impl CgroupLimits {
         let read = move |library: &dyn GpuLibrary| {
             library.cgroup_memory(&GpuUuid::new(&of.gpu), &of.directory)
         };
-        let (memory, _right) = self.calls.call(right, read)?;
+        let read = self.calls.call(right, read);
+        // Its containers have ended.
+        if !place.directory.is_dir() {
+            return Ok(());
+        }
+        let (memory, _right) = read?;
         let found = memory.limit_bytes;
         let is_same = match (found, expected) {
             (Some(found), Some(expected)) => found.abs_diff(expected) < ROUNDING,
             (found, expected) => found == expected,
         };
-        if is_same || !place.directory.is_dir() {
+        if is_same {
             return Ok(());
         }
         self.known().set.remove(place);
@@ -429,6 +437,11 @@ impl CgroupLimits {
             if known.shares_of(&place).is_empty() {
                 known.set.remove(&place);
             }
+        }
+        // The claim may have been limited again meanwhile.
+        let known = self.known();
+        if known.claims.iter().any(|claims| claims.contains_key(uid)) {
+            return Ok(());
         }
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LimitError::File {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use drava_api::obstacle::LimitObstacle;
@@ -419,21 +420,22 @@ fn hung_nvml_holds_up_no_release() {
     // NVML hangs when it is opened, while `hang` is held.
     let gate = Arc::new(std::sync::Mutex::new(()));
     let passed = Arc::clone(&gate);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
     let open: OpenLibrary = Arc::new(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
         drop(passed.lock());
         Ok(Box::new(library.clone()))
     });
     let limits = limited.node.cgroup_limits(&open);
     limits.limit(&limited.request(1, CONTAINER)).unwrap();
     let hang = gate.lock().unwrap();
+    let before = calls.load(Ordering::SeqCst);
     let other = {
         let (limits, request) = (Arc::clone(&limits), limited.request(2, CONTAINER));
         std::thread::spawn(move || limits.limit(&request))
     };
-    // The file of a claim is written before its call.
-    let file = limited.node.layout().cgroup_limits();
-    let file = file.join(claim_ref(2).uid.as_str());
-    while !file.exists() {
+    while calls.load(Ordering::SeqCst) == before {
         std::thread::yield_now();
     }
     let asked = Instant::now();

@@ -209,7 +209,7 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
             .unwrap();
     }
     let applier = node.0.applier(node.0.effects());
-    assert_eq!(applier.settle_mps(GPU_UUIDS[0]).unwrap(), []);
+    assert_eq!(applier.settle_mps(GPU_UUIDS[0], || ()).unwrap(), []);
     let [first] = node.running()[..] else {
         panic!("{:?}", node.daemons())
     };
@@ -224,7 +224,7 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
         std::thread::yield_now();
     }
     assert_eq!(node.0.mps().server(GPU_UUIDS[0]).unwrap(), Server::NoDaemon);
-    let hit = applier.settle_mps(GPU_UUIDS[0]).unwrap();
+    let hit = applier.settle_mps(GPU_UUIDS[0], || ()).unwrap();
     assert_eq!(hit, [1, 2].map(claim_ref));
     assert_eq!(node.running().len(), 1);
     assert_eq!(inodes(), before);
@@ -238,10 +238,10 @@ fn daemon_that_has_ended_is_started_for_its_claims() {
     while node.running() == [second] {
         std::thread::yield_now();
     }
-    assert!(applier.settle_mps(GPU_UUIDS[0]).is_err());
+    assert!(applier.settle_mps(GPU_UUIDS[0], || ()).is_err());
     assert_eq!(inodes(), before);
     fs::remove_file(node.path("broken")).unwrap();
-    assert_eq!(applier.settle_mps(GPU_UUIDS[0]).unwrap().len(), 2);
+    assert_eq!(applier.settle_mps(GPU_UUIDS[0], || ()).unwrap().len(), 2);
     assert_eq!(inodes(), before);
 }
 
@@ -264,7 +264,7 @@ fn damaged_record_of_another_claim_holds_up_no_daemon() {
         std::thread::yield_now();
     }
     let applier = node.0.applier(node.0.effects());
-    let started = applier.settle_mps(GPU_UUIDS[0]).unwrap();
+    let started = applier.settle_mps(GPU_UUIDS[0], || ()).unwrap();
     assert_eq!(started, [claim_ref(1)]);
     assert_eq!(node.running().len(), 1);
 }
@@ -308,10 +308,10 @@ fn daemon_without_claims_ends() {
     let content = fs::read(&record).unwrap();
     fs::write(&record, "{").unwrap();
     let applier = node.0.applier(node.0.effects());
-    assert_eq!(applier.settle_mps(GPU_UUIDS[0]).unwrap(), []);
+    assert_eq!(applier.settle_mps(GPU_UUIDS[0], || ()).unwrap(), []);
     assert_eq!(node.running().len(), 1);
     fs::write(&record, content).unwrap();
-    assert_eq!(applier.settle_mps(GPU_UUIDS[0]).unwrap(), []);
+    assert_eq!(applier.settle_mps(GPU_UUIDS[0], || ()).unwrap(), []);
     assert_eq!(node.running(), [0; 0]);
     assert_eq!(node.0.mps().gpus().unwrap(), [""; 0]);
 }

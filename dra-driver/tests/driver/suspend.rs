@@ -297,7 +297,8 @@ struct Locked {
 }
 
 impl Locked {
-    async fn new() -> (Self, Running, Plugin) {
+    /// The processes of claim `number` are locked. Shares of `others` are suspended before.
+    async fn new(number: u32, others: &[u32]) -> (Self, Running, Plugin) {
         let cluster = cluster().await;
         let files = tempfile::tempdir().unwrap();
         let program = Command::new("sleep").arg("600").spawn().unwrap();
@@ -309,14 +310,21 @@ impl Locked {
         };
         let (running, plugin) = locked.start().await;
         running.await_ready().await;
-        let share = [Share(0, "8Gi", "30")];
         let cluster = &locked.cluster;
-        put(cluster, 1, &share, &allowed(), false);
-        plugin.prepare_one(&kubelet_claim(1)).await.unwrap();
+        for other in others {
+            put(cluster, *other, &[Share(0, "8Gi", "30")], &allowed(), true);
+            let claim = kubelet_claim(*other);
+            plugin.prepare_one(&claim).await.unwrap();
+            await_reason(cluster, &format!("claim-{other}"), "Suspended").await;
+        }
+        let share = [Share(0, "8Gi", "30")];
+        put(cluster, number, &share, &allowed(), false);
+        let claim = kubelet_claim(number);
+        plugin.prepare_one(&claim).await.unwrap();
         let pid = locked.program.id();
-        let directory = cluster.node.start_process(pid, 1);
+        let directory = cluster.node.start_process(pid, number);
         list(cluster, pid);
-        put(cluster, 1, &share, &allowed(), true);
+        put(cluster, number, &share, &allowed(), true);
         locked.await_state("checkpointed").await;
         (
             Self {
@@ -362,7 +370,7 @@ impl Locked {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_that_a_killed_driver_left_locked_go_on_without_the_api_server() {
-    let (locked, running, _) = Locked::new().await;
+    let (locked, running, _) = Locked::new(1, &[]).await;
     running.kill().await;
     locked.cluster.api.set_down(true);
     let (running, _plugin) = locked.start().await;
@@ -374,7 +382,7 @@ async fn processes_that_a_killed_driver_left_locked_go_on_without_the_api_server
 /// A read of a claim may take ten seconds, as that of another claim does meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_that_are_locked_do_not_wait_for_a_hanging_api_server() {
-    let (locked, running, plugin) = Locked::new().await;
+    let (locked, running, plugin) = Locked::new(1, &[]).await;
     put(
         &locked.cluster,
         2,
@@ -385,6 +393,25 @@ async fn processes_that_are_locked_do_not_wait_for_a_hanging_api_server() {
     let stalled = ["claim-1", "claim-2"].map(str::to_owned);
     locked.cluster.api.stall_reads(stalled);
     let other = kubelet_claim(2);
+    tokio::select! {
+        () = locked.await_state("running") => {}
+        prepared = plugin.prepare_one(&other) => panic!("{prepared:?} before the end of the lock"),
+    }
+    locked.end(running).await;
+}
+
+/// Each of their reads takes ten seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_that_are_locked_do_not_wait_for_other_suspended_claims_after_a_restart() {
+    let (locked, running, _) = Locked::new(3, &[1, 2]).await;
+    let cluster = &locked.cluster;
+    let share = [Share(1, "8Gi", "30")];
+    put(cluster, 4, &share, &allowed(), false);
+    running.kill().await;
+    let stalled = [1, 2, 3, 4].map(|number| format!("claim-{number}"));
+    cluster.api.stall_reads(stalled);
+    let (running, plugin) = locked.start().await;
+    let other = kubelet_claim(4);
     tokio::select! {
         () = locked.await_state("running") => {}
         prepared = plugin.prepare_one(&other) => panic!("{prepared:?} before the end of the lock"),

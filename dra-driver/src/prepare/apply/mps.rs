@@ -28,8 +28,9 @@ impl<E: Effects> Applier<E> {
     ///
     /// # Errors
     /// When the records cannot be read, or the daemon cannot be started or stopped.
-    pub fn settle_mps(&self, gpu: &str) -> Result<Vec<ClaimRef>, Failure> {
+    pub fn settle_mps(&self, gpu: &str, before: impl FnOnce()) -> Result<Vec<ClaimRef>, Failure> {
         let _gpu = self.locks.gpus([gpu])?;
+        before();
         let mut found = self.spatial_claims(None)?;
         let Some(claims) = found.by_gpu.remove(gpu) else {
             if found.are_all {

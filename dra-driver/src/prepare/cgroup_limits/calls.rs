@@ -71,12 +71,13 @@ impl Calls {
     ) -> Result<(T, Right), LimitError> {
         let (done, result) = mpsc::channel();
         let open = Arc::clone(&self.open);
-        thread::spawn(move || {
+        let thread = thread::Builder::new().spawn(move || {
             let called = open().map_err(LimitError::Library);
             let called = called.and_then(|library| Ok(call(library.as_ref())?));
             // Fails when the caller does not wait any more.
             let _ = done.send(called.map(|value| (value, right)));
         });
+        thread.map_err(LimitError::Thread)?;
         result
             .recv_timeout(CALL)
             .unwrap_or(Err(LimitError::NoAnswer))
