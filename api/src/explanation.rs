@@ -50,7 +50,7 @@ pub struct PlacementExplanationSpec {
 #[serde(rename_all = "camelCase")]
 pub struct PlacementExplanationStatus {
     /// State of the pod's allocation: Infeasible, Feasible, Waiting, Gated, Allocated, Placed, Rejected, WaitingForClaim,
-    /// NoGpuRequest, or PodMissing.
+    /// NoGpuRequest, Finished, or PodMissing.
     #[serde(default)]
     pub state: String,
     /// Explanation in one line.

@@ -346,7 +346,10 @@ fn split_kind(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     ];
     let mut split: Vec<OsString> = Vec::new();
     let mut is_explain = false;
+    let mut is_value = false;
     for argument in arguments {
+        let is_option = argument.to_str().is_some_and(|text| text.starts_with('-'));
+        let is_value = std::mem::replace(&mut is_value, is_option);
         let parts = argument.to_str().and_then(|text| text.split_once('/'));
         match parts {
             Some((kind, name)) if is_explain && KINDS.contains(&kind) => {
@@ -354,7 +357,7 @@ fn split_kind(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
                 is_explain = false;
             }
             _ => {
-                is_explain |= argument == "explain";
+                is_explain |= argument == "explain" && !is_value;
                 split.push(argument);
             }
         }
@@ -681,6 +684,7 @@ mod tests {
                 "explain --kubeconfig x/y pod pod/p",
             ),
             ("suspend pod/p", "suspend pod/p"),
+            ("suspend -n explain pod/p", "suspend -n explain pod/p"),
         ] {
             assert_eq!(split(line), expected, "{line}");
         }

@@ -73,13 +73,19 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
                 })
         })
     };
-    let missing = (webhooks.is_empty() && state.has_controller_flag("--webhook-listen")).then(|| Finding {
+    let is_there = |kind: &str| {
+        let mut configurations = webhooks.iter().map(|webhook| &webhook.configuration);
+        configurations.any(|configuration| configuration.starts_with(kind))
+    };
+    let has_both =
+        is_there("mutatingwebhookconfiguration") && is_there("validatingwebhookconfiguration");
+    let missing = (!has_both && state.has_controller_flag("--webhook-listen")).then(|| Finding {
         fault: Fault::WebhookDown,
         object: "webhook configurations drava-webhook".to_owned(),
-        problem: "the API server does not call the webhook of the controller: the configurations do not exist, so that pods are \
+        problem: "the API server does not call the webhook of the controller: a configuration does not exist, so that pods are \
                   neither gated nor checked"
             .to_owned(),
-        fix: "upgrade the release: helm upgrade --reuse-values".to_owned(),
+        fix: super::installation::UPGRADE.to_owned(),
     });
     let down = webhooks
         .iter()

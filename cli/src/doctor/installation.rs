@@ -15,7 +15,7 @@ const LEASE: &str = "drava-controller";
 /// Seconds without renewal after which a lease is stale: its duration of 15 s, and a margin for the change of leader.
 const STALE_LEASE_SECONDS: i64 = 45;
 /// Reinstalls what the chart contains.
-const UPGRADE: &str = "run helm upgrade with the drava chart";
+pub(super) const UPGRADE: &str = "run helm upgrade with the drava chart";
 /// Of objects that kubectl has changed: Helm 4 applies on the server, where the change belongs to kubectl.
 pub(super) const CONFLICTS: &str = "Helm 4 needs --force-conflicts to undo a change by kubectl";
 

@@ -370,9 +370,9 @@ fn ignores_workloads_of_tenants_with_labels_of_drava() {
 
 #[test]
 fn finds_that_webhook_is_not_called() {
-    let found = |listens: bool| {
+    let found = |listens: bool, webhooks: Vec<Webhook>| {
         text(|state| {
-            state.webhooks = Some(Vec::new());
+            state.webhooks = Some(webhooks);
             if listens {
                 let mut controller = workload("controller", "drava-controller", "drava-controller");
                 controller["status"] = json!({"availableReplicas": 2});
@@ -382,12 +382,21 @@ fn finds_that_webhook_is_not_called() {
             }
         })
     };
-    assert_eq!(found(false), "no problems found\n");
-    let text = found(true);
-    assert!(
-        text.starts_with("webhook configurations drava-webhook: the API server does not call"),
-        "{text}"
-    );
+    assert_eq!(found(false, Vec::new()), "no problems found\n");
+    // Of the two kinds, the healthy cluster has one here.
+    for webhooks in [Vec::new(), vec![webhook()]] {
+        let text = found(true, webhooks);
+        assert!(
+            text.starts_with("webhook configurations drava-webhook: the API server does not call"),
+            "{text}"
+        );
+    }
+    let validating = Webhook {
+        configuration: "validatingwebhookconfiguration drava".to_owned(),
+        ..webhook()
+    };
+    let both = vec![webhook(), validating];
+    assert_eq!(found(true, both), "no problems found\n");
 }
 
 #[test]

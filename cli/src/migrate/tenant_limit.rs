@@ -156,7 +156,7 @@ fn quota_of_namespace(
         let spec = json!({
             "namespaces": [namespace], "deviceSelector": {"types": ["mig"]}, "limit": {"devices": partitions},
         });
-        objects.push(quota(&format!("{namespace}.{name}-mig"), &spec));
+        objects.push(quota(&format!("{namespace}.{name}.mig"), &spec));
     }
     let is_left = rest
         .pointer("/spec/hard")

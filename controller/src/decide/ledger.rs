@@ -225,6 +225,7 @@ impl Ledger {
             None | Some(ClaimState::Free | ClaimState::Planned | ClaimState::Allocated(Some(_)))
         )
     }
+
     /// Reserves devices.
     pub(crate) fn reserve(&mut self, owner: Owner, reservation: Reservation) {
         for key in reservation.claims() {

@@ -160,7 +160,8 @@ const fn meaning(state: State) -> &'static str {
         State::Waiting | State::Infeasible | State::Rejected | State::WaitingForClaim => {
             "The controller has not allocated the claims."
         }
-        State::Unknown | State::NoGpuRequest | State::Placed | State::Finished => {
+        State::Finished => "The pod has finished.",
+        State::Unknown | State::NoGpuRequest | State::Placed => {
             "The controller has not decided on the pod."
         }
     }

@@ -321,18 +321,26 @@ fn pod_of(template: Option<&Value>, workload: &Value, subject: &str) -> Result<P
 /// Returns a pod of each task of Volcano's Job, with its number of pods.
 fn tasks_of(job: &Value, subject: &str) -> Result<Vec<(Pod, usize)>, SimulateError> {
     let tasks = job.pointer("/spec/tasks").and_then(Value::as_array);
-    let pods = tasks.into_iter().flatten().map(|task| {
-        let scheduler = job.pointer("/spec/schedulerName").and_then(Value::as_str);
-        let mut pod = pod_of(task.pointer("/template"), job, subject)?;
-        if let Some(name) = &mut pod.metadata.name {
-            let task = task["name"].as_str().unwrap_or("default");
-            *name = format!("{name}-{task}");
-        }
-        let spec = pod.spec.get_or_insert_default();
-        spec.scheduler_name = spec.scheduler_name.take().or(scheduler.map(str::to_owned));
-        let replicas = task["replicas"].as_u64().unwrap_or(1);
-        Ok((pod, usize::try_from(replicas).unwrap_or(usize::MAX)))
-    });
+    let pods = tasks
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .map(|(index, task)| {
+            let scheduler = job.pointer("/spec/schedulerName").and_then(Value::as_str);
+            let mut pod = pod_of(task.pointer("/template"), job, subject)?;
+            if let Some(name) = &mut pod.metadata.name {
+                // As Volcano names a task without a name.
+                let task = task["name"].as_str().map(str::to_owned);
+                let task = task.unwrap_or_else(|| format!("default{index}"));
+                *name = format!("{name}-{task}");
+            }
+            let spec = pod.spec.get_or_insert_default();
+            // Volcano's webhook sets its own scheduler.
+            let scheduler = scheduler.unwrap_or("volcano").to_owned();
+            spec.scheduler_name = spec.scheduler_name.take().or(Some(scheduler));
+            let replicas = task["replicas"].as_u64().unwrap_or(1);
+            Ok((pod, usize::try_from(replicas).unwrap_or(usize::MAX)))
+        });
     pods.collect()
 }
 

@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use drava_allocator::claim::{ClaimSpec, request_class};
+use drava_allocator::claim::request_class;
 use drava_allocator::division::Division;
 use drava_allocator::explanation::Explanation;
 use drava_allocator::object::{ObjectKey, object_key};
@@ -17,6 +17,7 @@ use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::searched::Undecided;
 use drava_allocator::turn::Turn;
+use drava_allocator::usage::DeviceAccess;
 use drava_api::Quantity;
 use drava_api::names::{self, capacity};
 use drava_api::placement_record::PlacementRecord;
@@ -235,6 +236,7 @@ impl Planner {
             let placed = cluster.decide_on_in(&growth.node, &growth.request, policies, &mut turn);
             self.backlog.decisions.add(&turn);
             let placement = placed?;
+            check_division(&claim, &placement).map_err(Undecided::Rejected)?;
             self.check_quotas(&claim, &growth, &placement)
                 .map_err(Undecided::Rejected)?;
             Ok((growth, placement))
@@ -242,7 +244,9 @@ impl Planner {
         let (growth, placement) = match placed {
             Ok(placed) => placed,
             // What was evaluated so far is known at the next attempt.
-            Err(Undecided::Suspended(_)) => return,
+            Err(Undecided::Suspended(_)) => {
+                return self.backlog.companions.waiting.go_on(&key, time.instant);
+            }
             Err(Undecided::Rejected(why)) => {
                 let event = PendingEvent::unschedulable(claim::reference(&claim), &why);
                 let event = self.reporter.deduplicator.filter(event, time.instant);
@@ -395,12 +399,6 @@ impl Planner {
                 names::DRIVER
             )));
         }
-        if request.claims.iter().any(adds_multiprocessors) {
-            return Err(invalid(format!(
-                "claim {name} adds cores to a share with computePolicy: spatial, whose programs read their part of the \
-                 multiprocessors when they start; only its memory grows"
-            )));
-        }
         Ok(Growth {
             base: object_key(&base.metadata),
             node,
@@ -452,16 +450,28 @@ impl Planner {
     }
 }
 
-/// Returns whether a claim asks for multiprocessors.
-fn adds_multiprocessors(claim: &ClaimSpec) -> bool {
-    let mut alternatives = claim
-        .requests
-        .iter()
-        .flat_map(|request| &request.alternatives);
-    alternatives.any(|alternative| {
-        let cores = alternative.capacity.get(capacity::CORES);
-        alternative.division != Division::Time && cores.is_some_and(|cores| *cores > Quantity::ZERO)
-    })
+/// Refuses multiprocessors, asked for or by default: programs read their part when they start.
+fn check_division(companion: &ResourceClaim, placement: &Placement) -> Result<(), Explanation> {
+    let claims = placement.claims.iter();
+    let mut devices = claims.flat_map(|claim| claim.allocated_devices());
+    let adds = devices.any(|device| match &device.access {
+        DeviceAccess::Share(amounts, Division::Multiprocessors(_)) => {
+            let cores = amounts.get(capacity::CORES);
+            cores.is_some_and(|cores| *cores > Quantity::ZERO)
+        }
+        _ => false,
+    });
+    if !adds {
+        return Ok(());
+    }
+    let name = companion.metadata.name.as_deref().unwrap_or_default();
+    Err(Explanation::rejected(
+        Reason::InvalidCompanion,
+        format!(
+            "claim {name} adds cores to a share with computePolicy: spatial, whose programs read their part of the multiprocessors when \
+             they start; only its memory grows: request cores: \"0\""
+        ),
+    ))
 }
 
 fn requests_mut(claim: &mut ResourceClaim) -> impl Iterator<Item = &mut DeviceRequest> {

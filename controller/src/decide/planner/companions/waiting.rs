@@ -78,6 +78,15 @@ impl Waiting {
         ready.next().or(later)
     }
 
+    /// The attempt has not ended: the next one goes on, and is not one that failed.
+    pub(super) fn go_on(&mut self, key: &ObjectKey, now: Instant) {
+        if let Some(known) = self.companions.get_mut(key) {
+            self.later.remove(&(known.due, key.clone()));
+            (known.due, known.retry) = (now + RETRY, RETRY);
+            self.later.insert((known.due, key.clone()));
+        }
+    }
+
     /// Returns the companion to try now, and sets its next attempt.
     pub(super) fn start_next(&mut self, now: Instant) -> Option<ObjectKey> {
         while self.later.first().is_some_and(|(due, _)| *due <= now) {
@@ -157,6 +166,19 @@ mod tests {
         waiting.remove(&key("a", "x"));
         assert_eq!(waiting.next_due(), None);
         assert_eq!(waiting.start_next(now + MAX_RETRY), None);
+    }
+
+    #[test]
+    fn attempt_that_goes_on_is_none_that_failed() {
+        let now = Instant::now();
+        let mut waiting = Waiting::default();
+        waiting.insert(key("a", "x"), at(1), now);
+        for turn in 0..4 {
+            let now = now + RETRY * turn;
+            assert_eq!(waiting.start_next(now), Some(key("a", "x")), "{turn}");
+            waiting.go_on(&key("a", "x"), now);
+            assert_eq!(waiting.next_due(), Some(now + RETRY));
+        }
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn multiprocessors_of_a_running_share_do_not_grow() {
         "apiVersion": "v1", "kind": "Pod", "name": "low-1", "uid": "pod-low-1", "controller": true,
     }))]);
     let amounts = |cores: &str| json!({"requests": {"memory": "10Gi", "cores": cores}});
+    // A node profile may give cores to those that ask for none: the placement counts.
     for (cores, grows) in [("10", false), ("0", true)] {
         let spec = companion.spec.as_mut().unwrap().devices.as_mut().unwrap();
         let exactly = spec.requests.as_mut().unwrap()[0].exactly.as_mut().unwrap();
