@@ -361,6 +361,28 @@ impl Watch {
 mod tests {
     use super::*;
 
+    /// A client that could not be started, or failed, says nothing about the daemon.
+    #[test]
+    fn replaces_a_daemon_only_for_what_it_does_itself() {
+        let (gpu, command) = ("GPU".to_owned(), "get_server_list".to_owned());
+        let failed = MpsError::Command {
+            gpu: gpu.clone(),
+            command: command.clone(),
+            reason: "Resource temporarily unavailable".to_owned(),
+        };
+        for kept in [
+            Err(failed),
+            Ok(Server::Serving),
+            Ok(Server::Fault),
+            Ok(Server::NoDaemon),
+        ] {
+            assert_eq!(patience(&kept), None, "{kept:?}");
+        }
+        let silent = patience(&Err(MpsError::NoAnswer { gpu, command }));
+        let quits = patience(&Ok(Server::Quitting));
+        assert!(quits.is_some() && quits < silent, "{quits:?} {silent:?}");
+    }
+
     #[tokio::test]
     async fn hung_daemon_delays_no_other() {
         let gpus = || BTreeMap::from(["hung", "well"].map(|gpu| (gpu.to_owned(), true)));

@@ -1,7 +1,7 @@
-//! Processes that live in the root of a daemon: the daemon and its servers, whoever their parent is.
+//! Processes with the root of a daemon: the daemon and its servers, also servers whose daemon has ended.
 //!
-//! The log directory of a GPU is mounted in that root, see [`super::process`], and in no container. Only what the kernel says of mounts
-//! is read: a file system of a container may block whoever looks into it.
+//! The log directory of a GPU is mounted in that root, see [`super::process`], and in no container. Only the kernel's list of mounts is
+//! read, because a read from the file system of a container can block.
 
 use std::fs;
 use std::io;

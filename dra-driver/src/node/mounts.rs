@@ -216,6 +216,26 @@ mod tests {
     }
 
     #[test]
+    fn finds_directory_at_its_mount_point_only() {
+        let log = ClaimsMount {
+            device: "0:25".to_owned(),
+            root: PathBuf::from("/drava/mps/GPU 1/log"),
+        };
+        let is_at = |line: &str| log.is_at(&format!("1 0 8:1 / / rw\n{line}\n"), "/tmp/nvidia-log");
+        assert!(is_at(
+            "30 1 0:25 /drava/mps/GPU\\0401/log /tmp/nvidia-log rw - tmpfs run rw"
+        ));
+        // Directories of a container at the same place, and the directory at another one.
+        for other in [
+            "30 1 8:1 /drava/mps/GPU\\0401/log /tmp/nvidia-log rw - ext4 disk rw",
+            "30 1 0:25 /volumes/log /tmp/nvidia-log rw - tmpfs run rw",
+            "30 1 0:25 /drava/mps/GPU\\0401/log /logs rw - tmpfs run rw",
+        ] {
+            assert!(!is_at(other), "{other}");
+        }
+    }
+
+    #[test]
     fn locates_directory_of_this_machine() {
         let dir = tempfile::tempdir().unwrap();
         let mount = ClaimsMount::locate(dir.path()).unwrap();

@@ -18,7 +18,7 @@ use drava_dra_driver::prepare::cgroup_limits::{CgroupLimits, LimitRequest};
 use drava_dra_driver::prepare::effects::Effects as _;
 use drava_dra_driver::prepare::plan::plan;
 use drava_dra_driver::prepare::record::ClaimRecord;
-use drava_nvml::{GpuFault, GpuLibrary as _, Library, Status, find};
+use drava_nvml::{GpuFault, GpuLibrary as _, GpuUuid, Library, Status, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec};
 use serde_json::{Value, json};
 use simulator_machine::description::{B200X8, H100X2};
@@ -172,6 +172,13 @@ pub(crate) struct Limited {
 pub(crate) const SHARE_BYTES: u64 = 8 << 30;
 
 impl Limited {
+    /// NVML of the machine, and its first GPU.
+    fn library(&self) -> (Library, GpuUuid) {
+        let library = Library::open(&find(self.machine.root()).unwrap()).unwrap();
+        let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+        (library, gpu)
+    }
+
     fn new() -> Self {
         Self::with("dmem", |root| {
             fs::create_dir_all(root.join("kubepods/pod/container")).unwrap();
@@ -338,8 +345,7 @@ fn removes_limits_with_the_claim_and_no_others() {
     let foreign = limited.container.with_file_name("foreign");
     fs::create_dir(&foreign).unwrap();
     limited.limit(CONTAINER).unwrap();
-    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
-    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let (library, gpu) = limited.library();
     library
         .set_memory_limit(&gpu, &foreign, Some(1 << 20))
         .unwrap();
@@ -363,8 +369,7 @@ fn sets_limit_again_that_a_crash_left_out() {
     }
     let limited = Limited::new();
     limited.limit(CONTAINER).unwrap();
-    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
-    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let (library, gpu) = limited.library();
     library
         .set_memory_limit(&gpu, &limited.container, None)
         .unwrap();
@@ -382,8 +387,7 @@ fn container_with_two_shares_of_a_gpu_has_the_sum_of_their_limits() {
         return;
     }
     let limited = Limited::new();
-    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
-    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let (library, gpu) = limited.library();
     limited.prepare(2, gpu.as_str(), SHARE_BYTES / 2);
     limited.limit(CONTAINER).unwrap();
     limited
@@ -414,8 +418,7 @@ fn hung_nvml_holds_up_no_release() {
         return;
     }
     let limited = Limited::new();
-    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
-    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let (library, gpu) = limited.library();
     limited.prepare(2, gpu.as_str(), SHARE_BYTES);
     // NVML hangs when it is opened, while `hang` is held.
     let gate = Arc::new(std::sync::Mutex::new(()));
@@ -462,8 +465,7 @@ fn sets_limit_again_that_another_program_changed() {
     }
     let limited = Limited::new();
     limited.limit(CONTAINER).unwrap();
-    let library = Library::open(&find(limited.machine.root()).unwrap()).unwrap();
-    let gpu = library.inventory().unwrap().gpus.swap_remove(0).uuid;
+    let (library, gpu) = limited.library();
     for other in [None, Some(2 * SHARE_BYTES)] {
         library
             .set_memory_limit(&gpu, &limited.container, other)

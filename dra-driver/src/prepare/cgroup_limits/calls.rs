@@ -25,7 +25,7 @@ struct Turn {
     freed: Condvar,
 }
 
-/// The right to make the next call. It is given back when it is dropped: after the call, also when nobody waits for that.
+/// The right to make the next call. It is released when it is dropped: when the call returns, also after its caller has given up.
 pub(super) struct Right(Arc<Turn>);
 
 impl Drop for Right {
