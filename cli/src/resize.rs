@@ -200,7 +200,8 @@ pub(crate) async fn run(
         match claims.create(&PostParams::default(), &companion).await {
             Ok(stored) => {
                 if options.timeout > 0 {
-                    wait::for_growth(client, &claims, &stored, deadline).await?;
+                    let replaces = !change.plan.delete.is_empty();
+                    wait::for_growth(client, &claims, &stored, replaces, deadline).await?;
                 }
                 break (change, Some(json!({"name": stored.name_any()})));
             }

@@ -619,7 +619,8 @@ fn used_text(memory: Option<u64>, cores: Option<u64>) -> [String; 2] {
 impl Gpu {
     /// Returns what its claims use together; unknown if it is not known of one of them.
     fn used_text(&self) -> [String; 2] {
-        let claims = self.claims.iter();
+        // What a companion adds is used by its base.
+        let claims = self.claims.iter().filter(|claim| claim.adds_to.is_none());
         let memory = claims.clone().map(|claim| Some(claim.measured?.memory));
         let cores = claims.map(|claim| claim.measured?.cores);
         used_text(memory.sum(), cores.sum())
@@ -755,6 +756,17 @@ n1     gpu-1   NVIDIA H100   whole    80 GiB / 80 GiB   100 / 100   0 / 10   def
             wide.contains("default/b on gpu-0-vgpu (no pod, adds to a)\n"),
             "{wide}"
         );
+        // It has no use of its own.
+        let mut measured = found[0].clone();
+        for claim in &mut measured.claims {
+            claim.measured = claim.adds_to.is_none().then_some(Measured {
+                memory: 1 << 30,
+                cores: Some(7),
+                burst: None,
+                lends_memory: None,
+            });
+        }
+        assert_eq!(measured.used_text(), ["1 GiB", "7"]);
         let document = serde_json::to_value(&found[0].claims).expect("JSON");
         let bases = document.as_array().expect("claims").iter();
         let bases = bases.filter_map(|claim| claim.get("addsTo"));

@@ -21,11 +21,13 @@ const POLL: Duration = Duration::from_millis(250);
 /// Time between two reads of the events of a claim: the controller tries it every second.
 const POLL_EVENTS: Duration = Duration::from_secs(1);
 
-/// Waits until the limits of the share include a companion.
+/// Waits until the limits of the share include a companion. One that only replaces larger ones is deleted if it does not fit in time:
+/// left alone, it would add to them later.
 pub(super) async fn for_growth(
     client: &Client,
     claims: &Api<ResourceClaim>,
     companion: &ResourceClaim,
+    replaces: bool,
     deadline: Instant,
 ) -> anyhow::Result<()> {
     let name = companion.name_any();
@@ -49,9 +51,7 @@ pub(super) async fn for_growth(
             // An event from before the allocation says nothing.
             let invalid = newest.filter(|_| !is_allocated(&found)).and_then(invalid);
             if let Some(why) = invalid {
-                let deleted = claims.delete(&name, &DeleteParams::default()).await;
-                let action = format!("delete resourceclaim {name}, which adds to no share ({why})");
-                deleted.map_err(|error| tenant::refused(error, &action))?;
+                delete(claims, &name, why).await?;
                 bail!("the share cannot grow: {why}. Claim {name} was deleted again");
             }
             if is_late {
@@ -65,6 +65,13 @@ pub(super) async fn for_growth(
                         format!("it is not allocated; {error}")
                     }
                 };
+                if replaces {
+                    delete(claims, &name, &why).await?;
+                    bail!(
+                        "the share did not change in time: what it keeps must fit beside what it has for a moment, and {why}. Claim \
+                         {name} was deleted again; --memory of the claim alone gives all back"
+                    );
+                }
                 bail!(
                     "the share did not grow in time: {why}. Claim {name} waits on; withdraw it with {}",
                     withdrawal(&found)
@@ -73,6 +80,14 @@ pub(super) async fn for_growth(
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// Deletes a companion that is to add to no share.
+async fn delete(claims: &Api<ResourceClaim>, name: &str, why: &str) -> anyhow::Result<()> {
+    let deleted = claims.delete(name, &DeleteParams::default()).await;
+    let action = format!("delete resourceclaim {name}, which is to add to no share ({why})");
+    deleted.map_err(|error| tenant::refused(error, &action))?;
+    Ok(())
 }
 
 /// Returns the refusal of the node driver.

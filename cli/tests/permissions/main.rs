@@ -622,6 +622,55 @@ fn resize_goes_on_from_one_that_came_first() {
     assert_eq!(answered.load(Ordering::SeqCst), 1);
 }
 
+/// Left alone, the claim that is to replace a larger one would be added to it when there is room.
+#[test]
+fn resize_that_cannot_replace_leaves_no_claim() {
+    let deleted = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&deleted);
+    let printed = run(
+        move |method, path| {
+            let base = Share::idle().claim;
+            let of_companion = |name: &str, memory: &str| {
+                let mut companion = base.clone();
+                companion["metadata"] = json!({
+                    "name": name, "namespace": "a", "uid": name,
+                    "labels": {"gpu.drava.dev/companion-of": base["metadata"]["uid"]},
+                    "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true}],
+                });
+                let result = &mut companion["status"]["allocation"]["devices"]["results"][0];
+                result["consumedCapacity"] = json!({"memory": memory, "cores": "0", "slots": "1"});
+                companion["status"]["devices"] = json!([{
+                    "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+                    "conditions": [{"type": "Granted", "status": "True", "reason": "Granted", "message": "",
+                        "lastTransitionTime": "2026-11-28T00:00:00Z"}],
+                }]);
+                companion
+            };
+            let mut waits = of_companion("c-more-2", "4Gi");
+            waits["status"] = json!({});
+            match (method, path.rsplit('/').next().unwrap_or_default()) {
+                ("DELETE", name) => {
+                    let mut deleted = seen.lock().expect("a list");
+                    deleted.push(name.to_owned());
+                    (200, waits)
+                }
+                ("POST", _) => (201, waits),
+                ("GET", "c-more-2") => (200, waits),
+                ("GET", "resourceclaims") => list(&json!([base, of_companion("c-more-1", "20Gi")])),
+                _ => Share::idle().answer(method, path),
+            }
+        },
+        &["resize", "p", "--memory", "12Gi", "--timeout", "1"],
+    );
+    assert!(
+        printed.stderr.contains("did not change in time") && printed.stderr.contains("c-more-2"),
+        "{printed:?}"
+    );
+    assert_eq!(printed.code, Some(1));
+    let deleted = deleted.lock().expect("a list");
+    assert_eq!(*deleted, ["c-more-2"], "the share keeps what it has");
+}
+
 /// The user reads all, and the namespace has no claim with a device.
 fn with_free_gpu(_: &str, path: &str) -> (u16, Value) {
     match path {
