@@ -53,6 +53,18 @@ fn policies(state: &ClusterState) -> Vec<Finding> {
         .collect()
 }
 
+/// Kinds of the configurations of the webhook, with what is missing without each.
+const CONFIGURATIONS: [(&str, &str); 2] = [
+    (
+        "mutatingwebhookconfiguration",
+        "new pods are neither gated nor translated",
+    ),
+    (
+        "validatingwebhookconfiguration",
+        "configs of claims are not checked when they are written",
+    ),
+];
+
 fn webhooks(state: &ClusterState) -> Vec<Finding> {
     let (Some(webhooks), Some(endpoints)) = (&state.webhooks, &state.endpoints) else {
         return Vec::new();
@@ -77,14 +89,14 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
         let mut configurations = webhooks.iter().map(|webhook| &webhook.configuration);
         configurations.any(|configuration| configuration.starts_with(kind))
     };
-    let has_both =
-        is_there("mutatingwebhookconfiguration") && is_there("validatingwebhookconfiguration");
-    let missing = (!has_both && state.has_controller_flag("--webhook-listen")).then(|| Finding {
+    let listens = state.has_controller_flag("--webhook-listen");
+    let missing = CONFIGURATIONS
+        .iter()
+        .filter(|(kind, _)| listens && !is_there(kind));
+    let missing = missing.map(|(kind, effect)| Finding {
         fault: Fault::WebhookDown,
-        object: "webhook configurations drava-webhook".to_owned(),
-        problem: "the API server does not call the webhook of the controller: a configuration does not exist, so that pods are \
-                  neither gated nor checked"
-            .to_owned(),
+        object: format!("{kind} drava-webhook"),
+        problem: format!("it does not exist, so that {effect}"),
         fix: super::installation::UPGRADE.to_owned(),
     });
     let down = webhooks
@@ -105,7 +117,7 @@ fn webhooks(state: &ClusterState) -> Vec<Finding> {
     let untrusted = webhooks
         .iter()
         .filter_map(|webhook| untrusted(webhook, state.now, state.namespace()));
-    missing.into_iter().chain(down).chain(untrusted).collect()
+    missing.chain(down).chain(untrusted).collect()
 }
 
 fn untrusted(webhook: &Webhook, now: Option<Timestamp>, namespace: &str) -> Option<Finding> {

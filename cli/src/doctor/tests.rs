@@ -383,14 +383,13 @@ fn finds_that_webhook_is_not_called() {
         })
     };
     assert_eq!(found(false, Vec::new()), "no problems found\n");
+    let mutating = "mutatingwebhookconfiguration drava-webhook: it does not exist, so that new pods are neither gated nor translated; run \
+                    helm upgrade with the drava chart\n";
+    let validating = "validatingwebhookconfiguration drava-webhook: it does not exist, so that configs of claims are not checked when they \
+                      are written; run helm upgrade with the drava chart\n";
+    assert_eq!(found(true, Vec::new()), format!("{mutating}{validating}"));
     // Of the two kinds, the healthy cluster has one here.
-    for webhooks in [Vec::new(), vec![webhook()]] {
-        let text = found(true, webhooks);
-        assert!(
-            text.starts_with("webhook configurations drava-webhook: the API server does not call"),
-            "{text}"
-        );
-    }
+    assert_eq!(found(true, vec![webhook()]), validating);
     let validating = Webhook {
         configuration: "validatingwebhookconfiguration drava".to_owned(),
         ..webhook()
