@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::TestCluster;
+use crate::{TestCluster, wait};
 
 const DRIVER: &str = "gpu.drava.dev";
 
@@ -25,11 +25,18 @@ struct Published {
 }
 
 impl TestCluster {
-    /// Checks that no GPU is over-committed by the allocations of all claims.
+    /// Checks that no GPU is over-committed by the allocations of all claims. Waits for pools of which not all slices are there:
+    /// kubelet deletes the slices of its node at its start, and those of a driver that is away for 30 s.
     ///
     /// # Errors
-    /// When a device, a capacity or a counter is allocated beyond what is published, or a share to two claims.
+    /// When a device, a capacity or a counter is allocated beyond what is published, a share to two claims, or a device that is not
+    /// published in time.
     pub fn check_allocations(&self) -> Result<()> {
+        wait("the allocated GPUs are published", || self.compare())
+    }
+
+    /// As [`TestCluster::check_allocations`]; `None` if not all pools of allocated devices are published.
+    fn compare(&self) -> Result<Option<()>> {
         let published = Published::read(&self.get(&["resourceslices"])?)?;
         let claims = self.get(&["resourceclaims", "-A"])?;
         let mut claims_of: BTreeMap<Key, usize> = BTreeMap::new();
@@ -58,8 +65,9 @@ impl TestCluster {
         }
         let mut used: BTreeMap<Key, Amounts> = BTreeMap::new();
         for (key, claims) in &claims_of {
-            let device = published.devices.get(key);
-            let device = device.with_context(|| format!("{key:?} is not published"))?;
+            let Some(device) = published.devices.get(key) else {
+                return Ok(None);
+            };
             if device["allowMultipleAllocations"] == true {
                 let consumed = consumed.get(key).cloned().unwrap_or_default();
                 for (name, amount) in consumed {
@@ -86,24 +94,40 @@ impl TestCluster {
                 ensure!(used <= total, "{set:?}: {used} of {total} {name} allocated");
             }
         }
-        Ok(())
+        Ok(Some(()))
     }
 }
 
 impl Published {
+    /// Reads the pools of which all slices of the newest generation are there: readers ignore others.
     fn read(slices: &Value) -> Result<Self> {
-        let mut published = Self::default();
+        let mut pools: BTreeMap<String, Vec<&Value>> = BTreeMap::new();
         let slices = array(&slices["items"]).map(|slice| &slice["spec"]);
         for spec in slices.filter(|spec| spec["driver"] == DRIVER) {
-            let pool = text(&spec["pool"]["name"])?;
-            for device in array(&spec["devices"]) {
-                let key = (pool.clone(), text(&device["name"])?);
-                published.devices.insert(key, device.clone());
+            let slices = pools.entry(text(&spec["pool"]["name"])?).or_default();
+            slices.push(spec);
+        }
+        let mut published = Self::default();
+        for (pool, mut slices) in pools {
+            let generation = |spec: &Value| spec["pool"]["generation"].as_i64();
+            let newest = slices.iter().map(|spec| generation(spec)).max();
+            slices.retain(|spec| Some(generation(spec)) == newest);
+            let count = slices
+                .first()
+                .map(|spec| &spec["pool"]["resourceSliceCount"]);
+            if count.and_then(Value::as_u64) != u64::try_from(slices.len()).ok() {
+                continue;
             }
-            for set in array(&spec["sharedCounters"]) {
-                let key = (pool.clone(), text(&set["name"])?);
-                let totals = published.counters.entry(key).or_default();
-                add(totals, &set["counters"], of_counter)?;
+            for spec in slices {
+                for device in array(&spec["devices"]) {
+                    let key = (pool.clone(), text(&device["name"])?);
+                    published.devices.insert(key, device.clone());
+                }
+                for set in array(&spec["sharedCounters"]) {
+                    let key = (pool.clone(), text(&set["name"])?);
+                    let totals = published.counters.entry(key).or_default();
+                    add(totals, &set["counters"], of_counter)?;
+                }
             }
         }
         Ok(published)
@@ -162,4 +186,35 @@ fn amount_of(value: &Value) -> Result<u128> {
         unit => anyhow::bail!("unknown unit {unit:?} of {text}"),
     };
     Ok(digits.parse::<u128>()? * factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A pool of two slices: counters, and a device.
+    fn slices(generations: [i64; 2]) -> [Value; 2] {
+        let pool = |generation| json!({"name": "n/gpus", "generation": generation, "resourceSliceCount": 2});
+        let [first, second] = generations;
+        let counters = json!({"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}});
+        [
+            json!({"spec": {"driver": DRIVER, "pool": pool(first), "sharedCounters": [counters]}}),
+            json!({"spec": {"driver": DRIVER, "pool": pool(second), "devices": [{"name": "gpu-0"}]}}),
+        ]
+    }
+
+    fn published(slices: &[Value]) -> (usize, usize) {
+        let read = Published::read(&json!({"items": slices})).expect("slices");
+        (read.devices.len(), read.counters.len())
+    }
+
+    #[test]
+    fn pool_is_published_with_its_last_slice() {
+        let [counters, device] = slices([2, 2]);
+        assert_eq!(published(&[counters, device.clone()]), (1, 1));
+        assert_eq!(published(&[device]), (0, 0));
+        assert_eq!(published(&slices([1, 2])), (0, 0));
+    }
 }

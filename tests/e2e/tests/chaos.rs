@@ -174,13 +174,7 @@ impl Load<'_> {
 
     /// Checks what must hold at any time.
     fn check(&mut self) -> Result<()> {
-        // kubelet deletes the slices of its node at its start.
-        wait("the allocated GPUs are published", || {
-            match self.cluster.check_allocations() {
-                Err(error) if error.to_string().contains("is not published") => Ok(None),
-                checked => checked.map(Some),
-            }
-        })?;
+        self.cluster.check_allocations()?;
         let pods = self.tenant.list("pods")?;
         let claims = self.tenant.list("resourceclaims")?;
         let is_allocated = |claim: &&Value| !claim["status"]["allocation"].is_null();

@@ -381,16 +381,6 @@ impl Rounds<'_> {
         self.tenant.find("pod", "low")?.context("low is gone")
     }
 
-    /// Checks that no GPU has more claims than room. A kubelet that starts deletes the slices of its node.
-    fn check(&self) -> Result<()> {
-        wait("the allocated GPUs are published", || {
-            match self.cluster.check_allocations() {
-                Err(error) if error.to_string().contains("is not published") => Ok(None),
-                checked => checked.map(Some),
-            }
-        })
-    }
-
     /// Low runs, high gets its memory, low continues; `victim` is killed at a random step.
     fn round(&self, victim: Victim, random: &mut Random, outcome: &mut Outcome) -> Result<()> {
         let before = self.low()?;
@@ -416,7 +406,7 @@ impl Rounds<'_> {
             });
             Ok((created, killed.transpose()?))
         })?;
-        self.check()?;
+        self.cluster.check_allocations()?;
         self.tenant.has_same_bytes("high", created)?;
         std::thread::scope(|scope| -> Result<()> {
             let thread = is_killed_at_resume.then(|| scope.spawn(kill));
@@ -434,7 +424,7 @@ impl Rounds<'_> {
         if after.is_none_or(|pod| is_gone(&pod)) {
             outcome.evicted += 1;
             self.tenant.delete_pods(&["low", "--ignore-not-found"])?;
-            return self.check();
+            return self.cluster.check_allocations();
         }
         if let Err(error) = self.tenant.has_same_bytes("low", deleted) {
             ensure!(error.to_string().contains("other bytes"), "{error:#}");
@@ -480,7 +470,7 @@ impl Rounds<'_> {
                 "{victim:?}, at resume: {is_killed_at_resume}, after {delay_ms} ms: killed {from}, back {back}, stood still {parts:?}, {changes:?}"
             );
         }
-        self.check()
+        self.cluster.check_allocations()
     }
 }
 
