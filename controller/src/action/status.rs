@@ -1,6 +1,7 @@
 //! Statuses of GpuQuotas, GpuPolicies and the GpuControllerLeader, written when they differ from the known ones.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use drava_api::leader::GpuControllerLeader;
@@ -18,7 +19,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A resource whose status the controller writes.
 pub trait Reported:
-    Resource<DynamicType = (), Scope = ClusterResourceScope> + HasStatus<Status: PartialEq + Serialize>
+    Resource<DynamicType = (), Scope = ClusterResourceScope>
+    + HasStatus<Status: Clone + Debug + PartialEq + Serialize>
 {
     /// Minimum time between two writes of the status of an object.
     const WRITE_INTERVAL: Duration;
@@ -81,27 +83,48 @@ pub struct StatusOutcome<K> {
 
 /// An object in its newest known version.
 #[derive(Debug)]
-struct Known<K> {
+struct Known<K: HasStatus<Status: Debug>> {
     object: K,
+    /// The status that was sent last, and what the API server has of it: it drops fields that the CRD of another version lacks.
+    sent: Option<Sent<K::Status>>,
     /// When its status may be written again.
     not_before: Option<Instant>,
     is_in_flight: bool,
 }
 
+/// A status that was sent.
+#[derive(Debug)]
+struct Sent<S> {
+    status: S,
+    /// What was stored; `None` until it is known.
+    stored: Option<S>,
+}
+
 /// See the [module](self). By the names of the objects.
 #[derive(Debug)]
-pub(crate) struct Statuses<K> {
+pub(crate) struct Statuses<K: HasStatus<Status: Debug>> {
     known: BTreeMap<String, Known<K>>,
     /// When the next changed status may be written.
     next_due: Option<Instant>,
 }
 
-impl<K> Default for Statuses<K> {
+impl<K: HasStatus<Status: Debug>> Default for Statuses<K> {
     fn default() -> Self {
         Self {
             known: BTreeMap::new(),
             next_due: None,
         }
+    }
+}
+
+impl<K: Reported> Known<K> {
+    /// Returns whether the object has a status, as far as its CRD does.
+    fn has(&self, status: &K::Status) -> bool {
+        let found = self.object.status();
+        let is_stored = |sent: &Sent<K::Status>| {
+            sent.status == *status && sent.stored.is_some() && sent.stored.as_ref() == found
+        };
+        found == Some(status) || self.sent.as_ref().is_some_and(is_stored)
     }
 }
 
@@ -111,10 +134,14 @@ impl<K: Reported> Statuses<K> {
         let name = object.name_any();
         let before = self.known.remove(&name);
         let before = before.filter(|before| before.object.meta().uid == object.meta().uid);
-        let known = Known {
-            object,
-            not_before: before.as_ref().and_then(|before| before.not_before),
-            is_in_flight: before.is_some_and(|before| before.is_in_flight),
+        let known = match before {
+            Some(before) => Known { object, ..before },
+            None => Known {
+                object,
+                sent: None,
+                not_before: None,
+                is_in_flight: false,
+            },
         };
         self.known.insert(name, known);
     }
@@ -132,6 +159,9 @@ impl<K: Reported> Statuses<K> {
         known.is_in_flight = false;
         match outcome.written {
             Some(written) if written.meta().uid == known.object.meta().uid => {
+                if let Some(sent) = &mut known.sent {
+                    sent.stored = written.status().cloned();
+                }
                 known.object = *written;
             }
             Some(_) => {}
@@ -149,7 +179,7 @@ impl<K: Reported> Statuses<K> {
         let mut updates = Vec::new();
         for (name, known) in &mut self.known {
             let status = status_of(&known.object);
-            let Some(status) = status.filter(|status| known.object.status() != Some(status)) else {
+            let Some(status) = status.filter(|status| !known.has(status)) else {
                 continue;
             };
             if known.is_in_flight {
@@ -161,6 +191,10 @@ impl<K: Reported> Statuses<K> {
             }
             known.not_before = Some(now + K::WRITE_INTERVAL);
             known.is_in_flight = true;
+            known.sent = Some(Sent {
+                status: status.clone(),
+                stored: None,
+            });
             let metadata = known.object.meta();
             updates.push(StatusUpdate {
                 name: name.clone(),

@@ -104,6 +104,25 @@ fn reservations_are_written_again_after_error() {
     assert_eq!(again.status, failed.status);
 }
 
+/// The CRD of an earlier version lacks a field: the API server drops it.
+#[test]
+fn status_that_is_stored_in_part_is_written_once() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    cluster.planner.leader(applied(leader("7")));
+    let first = only(&mut cluster);
+    let mut stored = first.clone();
+    stored.status.settings = None;
+    end(&mut cluster, stored.clone(), Some("8"));
+    cluster.advance(Duration::from_secs(60));
+    assert!(due(&mut cluster).is_empty(), "nothing else would be stored");
+    let mut changed = leader("9");
+    stored.status.omitted_reservations = 3;
+    changed.status = Some(stored.status);
+    cluster.planner.leader(applied(changed));
+    let again = only(&mut cluster);
+    assert_eq!(again.status, first.status, "somebody changed it");
+}
+
 #[test]
 fn reservations_of_first_in_queue_are_kept() {
     const LAST: usize = 201;
