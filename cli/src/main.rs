@@ -290,6 +290,7 @@ enum Explain {
     )]
     Pod {
         /// Name of the pod.
+        #[arg(value_parser = pod::object_name)]
         name: String,
 
         #[command(flatten)]
@@ -303,6 +304,7 @@ enum Explain {
     )]
     Job {
         /// Name of the job.
+        #[arg(value_parser = pod::object_name)]
         name: String,
     },
 
@@ -313,6 +315,7 @@ enum Explain {
     )]
     Claim {
         /// Name of the claim.
+        #[arg(value_parser = pod::object_name)]
         name: String,
 
         #[command(flatten)]
@@ -411,12 +414,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                 Ok(snapshot) => {
                     tenant::note_left_out(&snapshot.left_out);
                     let mut gpus = top::gpus(&snapshot);
-                    if let Some(meter) = &mut meter {
-                        let (measured, gap) = meter.read_with_time().await;
-                        measured.add_to(&mut gpus);
-                        if let Some(gap) = gap {
-                            eprintln!("note: {gap}");
-                        }
+                    if let Some(meter) = &mut meter
+                        && let Some(gap) = meter.add_to(&mut gpus).await
+                    {
+                        eprintln!("note: {gap}");
                     }
                     top_text(&snapshot, gpus, namespace, cli.output)
                 }

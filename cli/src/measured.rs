@@ -120,6 +120,29 @@ impl Use {
     }
 }
 
+/// Returns that claims of pods have no figures, after [`Use::add_to`]. Nothing is measured of partitions and suspended shares, and
+/// what a companion adds is used by its base.
+fn unreported(gpus: &[Gpu]) -> Option<String> {
+    let claims = gpus.iter().flat_map(|gpu| {
+        let claims = gpu.claims.iter().filter(|claim| {
+            let is_metered = matches!(claim.access, Access::Whole | Access::Share);
+            let is_used = claim.adds_to.is_none() && !claim.pods.is_empty();
+            is_metered && is_used && claim.measured.is_none()
+        });
+        claims.map(|claim| format!("{} on node {}", claim.name, gpu.node))
+    });
+    let claims: Vec<String> = claims.collect();
+    let (first, others) = claims.split_first()?;
+    let others = match others.len() {
+        0 => String::new(),
+        others => format!(", nor {others} more"),
+    };
+    Some(format!(
+        "what claims use is shown in part: the node drivers do not report claim {first}{others}; they do so a moment after the pod \
+         or the node driver starts"
+    ))
+}
+
 impl Meter {
     /// Creates a meter without a reading.
     pub(crate) fn new(client: Client) -> Self {
@@ -127,17 +150,25 @@ impl Meter {
         Self { client, last }
     }
 
-    /// Reads all node drivers that run, twice if there is no reading before, so that GPU time is known.
-    pub(crate) async fn read_with_time(&mut self) -> (Use, Option<Gap>) {
-        if self.last.is_empty() {
-            let (measured, gap, _) = self.read().await;
-            if self.last.is_empty() {
-                return (measured, gap);
-            }
+    /// Adds what is measured to the claims of GPUs: a second reading follows the first, so that GPU time is known. Returns why
+    /// claims have no figures, if some have none.
+    pub(crate) async fn add_to(&mut self, gpus: &mut [Gpu]) -> Option<String> {
+        let is_first = self.last.is_empty();
+        let mut read = self.read().await;
+        if is_first && !self.last.is_empty() {
             tokio::time::sleep(PAUSE).await;
+            read = self.read().await;
         }
-        let (measured, gap, _) = self.read().await;
-        (measured, gap)
+        let (measured, gap, drivers) = read;
+        measured.add_to(gpus);
+        match gap {
+            Some(gap) => Some(gap.to_string()),
+            None if drivers == 0 => Some(
+                "what claims use is not shown: no pod of the node driver runs; `kubectl drava doctor` names the cause"
+                    .to_owned(),
+            ),
+            None => unreported(gpus),
+        }
     }
 
     /// Reads all node drivers that run. Returns what is measured, the gaps, and the number of node drivers.

@@ -11,7 +11,22 @@ pub(crate) fn name(argument: &str) -> anyhow::Result<&str> {
     match argument.split_once('/') {
         None => Ok(argument),
         Some(("pod" | "pods" | "po", name)) => Ok(name),
-        Some(_) => bail!("{argument} is no pod; `kubectl get pods` lists the names of pods"),
+        Some(_) => bail!(
+            "{argument} is no pod; give a name of `kubectl get pods`, and its namespace with -n"
+        ),
+    }
+}
+
+/// Parses the name of an object, which has no slash.
+///
+/// # Errors
+/// When there is one, with what was probably meant.
+pub(crate) fn object_name(argument: &str) -> Result<String, String> {
+    match argument.split_once('/') {
+        None => Ok(argument.to_owned()),
+        Some((namespace, name)) => Err(format!(
+            "a name has no slash; did you mean {name} -n {namespace}?"
+        )),
     }
 }
 
@@ -48,7 +63,12 @@ mod tests {
         }
         assert_eq!(
             name("deployment/a").unwrap_err().to_string(),
-            "deployment/a is no pod; `kubectl get pods` lists the names of pods"
+            "deployment/a is no pod; give a name of `kubectl get pods`, and its namespace with -n"
+        );
+        assert_eq!(object_name("a"), Ok("a".to_owned()));
+        assert_eq!(
+            object_name("research/a").unwrap_err(),
+            "a name has no slash; did you mean a -n research?"
         );
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Report {
     pod: String,
     claim: String,
     state: State,
+    /// Whether the share was in this state before, so that nothing is written.
+    is_unchanged: bool,
     /// What the node driver says.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
@@ -74,9 +76,10 @@ impl Report {
             State::Suspended => "suspended",
             State::Running => "running",
         };
+        let already = if self.is_unchanged { "already " } else { "" };
         let message = self.message.iter().map(|message| format!(": {message}"));
         let message: String = message.collect();
-        format!("pod {pod}: share of claim {claim}: {state}{message}\n")
+        format!("pod {pod}: share of claim {claim}: {already}{state}{message}\n")
     }
 }
 
@@ -107,6 +110,20 @@ fn answer(claim: &ResourceClaim, is_suspended_wished: bool) -> Answer {
         true => Answer::Done,
         false => Answer::Waiting,
     }
+}
+
+/// Returns whether nothing is to do: the same was wished before, and it is so.
+fn is_unchanged(claim: &ResourceClaim, is_suspended_wished: bool) -> bool {
+    let annotations = claim.metadata.annotations.as_ref();
+    let wish = annotations.and_then(|all| all.get(names::SUSPEND_WISH_ANNOTATION));
+    let is_wished = wish.is_some() == is_suspended_wished;
+    is_wished && answer(claim, is_suspended_wished) == Answer::Done
+}
+
+/// Returns what the node driver says of the share.
+fn said(claim: &ResourceClaim) -> Option<String> {
+    let said = suspension::answers(claim).next();
+    said.map(|said| said.message.clone())
 }
 
 /// Returns whether the node driver does not try again: it does after a failure. An answer without the intent is one to an
@@ -202,6 +219,21 @@ pub(crate) async fn run(
     if is_suspended_wished {
         check_own(&pod, &claim)?;
     }
+    let (claim_name, is_unchanged) = (claim.name_any(), is_unchanged(&claim, is_suspended_wished));
+    let report = |state, message| Report {
+        pod: format!("{namespace}/{name}"),
+        claim: claim_name.clone(),
+        state,
+        is_unchanged,
+        message,
+    };
+    let wished = match is_suspended_wished {
+        true => State::Suspended,
+        false => State::Running,
+    };
+    if is_unchanged {
+        return Ok(report(wished, said(&claim)));
+    }
     let deadline = Instant::now() + Duration::from_secs(options.timeout);
     let events = match options.timeout {
         0 => None,
@@ -211,13 +243,6 @@ pub(crate) async fn run(
         take_over(client, namespace, &claim, deadline).await?;
     }
     let written = write_wish(client, namespace, &claim, is_suspended_wished).await?;
-    let claim_name = claim.name_any();
-    let report = |state, message| Report {
-        pod: format!("{namespace}/{name}"),
-        claim: claim_name.clone(),
-        state,
-        message,
-    };
     let Some(events) = events else {
         return Ok(report(State::Requested, None));
     };
@@ -229,13 +254,7 @@ pub(crate) async fn run(
         events,
     };
     match wait.run(written).await? {
-        Outcome::Done(message) => {
-            let state = match is_suspended_wished {
-                true => State::Suspended,
-                false => State::Running,
-            };
-            Ok(report(state, message))
-        }
+        Outcome::Done(message) => Ok(report(wished, message)),
         Outcome::Refused(why) => bail!(
             "{why}. The request stays on claim {claim_name}; take it back with `kubectl drava resume {name} -n {namespace}`"
         ),
@@ -325,8 +344,7 @@ impl Wait<'_> {
         loop {
             match answer(&claim, is_wished) {
                 Answer::Done => {
-                    let said = suspension::answers(&claim).next();
-                    return Ok(Outcome::Done(said.map(|said| said.message.clone())));
+                    return Ok(Outcome::Done(said(&claim)));
                 }
                 Answer::Refused(why) => {
                     return Ok(Outcome::Refused(format!(
@@ -429,6 +447,45 @@ mod tests {
             assert_eq!(answer(&claim, true), suspended, "{claim:?}");
             assert_eq!(answer(&claim, false), resumed, "{claim:?}");
         }
+    }
+
+    #[test]
+    fn says_that_nothing_is_to_do() {
+        let (intended, none) = (json!({names::SUSPEND_LABEL: names::SUSPEND}), json!({}));
+        let wish = |claim: ResourceClaim| {
+            let mut claim = claim;
+            let annotations = claim.metadata.annotations.get_or_insert_default();
+            annotations.insert(
+                names::SUSPEND_WISH_ANNOTATION.to_owned(),
+                names::SUSPEND.to_owned(),
+            );
+            claim
+        };
+        // Suspended because it is idle: the wish of the user is new.
+        let idle = claim(&intended, "True", "Suspended");
+        let suspended = wish(idle.clone());
+        let running = claim(&none, "False", "Resumed");
+        let refused = wish(claim(&none, "False", "SuspendRefused"));
+        for (claim, is_suspended, is_running) in [
+            (&idle, false, false),
+            (&suspended, true, false),
+            (&running, false, true),
+            (&refused, false, false),
+        ] {
+            assert_eq!(is_unchanged(claim, true), is_suspended, "{claim:?}");
+            assert_eq!(is_unchanged(claim, false), is_running, "{claim:?}");
+        }
+        let report = Report {
+            pod: "a/p".to_owned(),
+            claim: "c".to_owned(),
+            state: State::Suspended,
+            is_unchanged: true,
+            message: said(&suspended),
+        };
+        assert_eq!(
+            report.text(),
+            "pod a/p: share of claim c: already suspended: why\n"
+        );
     }
 
     #[test]

@@ -114,3 +114,27 @@ fn writes_a_manual_page_per_command() {
         assert!(text.contains(".TH"), "{page}");
     }
 }
+
+#[test]
+fn refuses_options_without_meaning() {
+    for (args, expected) in [
+        (
+            &["console", "-o", "json"][..],
+            "error: console serves a page; it has no output format\n",
+        ),
+        (
+            &["top", "-o", "opencost"],
+            "error: -o opencost is a format of `kubectl drava cost` only\n",
+        ),
+    ] {
+        let output = run(args, "");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected);
+    }
+    for kind in ["pod", "job", "claim"] {
+        let output = run(&["explain", kind, "research/x"], "");
+        let error = String::from_utf8_lossy(&output.stderr);
+        let expected = "a name has no slash; did you mean x -n research?";
+        assert!(error.contains(expected), "{error}");
+    }
+}

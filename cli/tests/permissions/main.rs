@@ -3,11 +3,12 @@
 #![expect(clippy::expect_used, reason = "tests")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use drava_explanation::fixture;
 use serde_json::{Value, json};
 
 use suspension::Share;
@@ -39,6 +40,11 @@ fn run(
             serve(stream, &answer);
         }
     });
+    run_with(address, arguments)
+}
+
+/// Runs a command of namespace `a` with the API server at this address.
+fn run_with(address: SocketAddr, arguments: &[&str]) -> Printed {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -199,6 +205,77 @@ fn names_permission_that_usage_needs() {
          namespace: the server says 403\n"
     );
     assert_eq!(printed.code, Some(0), "{printed:?}");
+}
+
+#[test]
+fn names_lack_of_node_drivers_and_of_their_answers() {
+    let printed = run(with_gpus, &["top", "--usage"]);
+    assert_eq!(
+        printed.stderr,
+        "note: what claims use is not shown: no pod of the node driver runs; `kubectl drava doctor` names the cause\n"
+    );
+    assert!(!printed.stdout.contains("USED"), "{printed:?}");
+    // A node driver that has just started reports nothing so far.
+    let printed = run(
+        |method, path| match path {
+            "/api/v1/pods" => without_metrics(method, path),
+            path if path.ends_with("/proxy/metrics") => (200, json!("")),
+            path => with_gpus(method, path),
+        },
+        &["top", "--usage"],
+    );
+    assert!(
+        printed.stderr.starts_with(
+            "note: what claims use is shown in part: the node drivers do not report claim a/w on node n1; they do so a moment after"
+        ),
+        "{printed:?}"
+    );
+}
+
+/// Two GPUs: one has claims of namespace `default`, the other one is used by a pod of `a`.
+fn with_gpus(_: &str, path: &str) -> (u16, Value) {
+    match path {
+        path if path.contains("/gpucontrollerleaders/") => failure(404),
+        "/apis/resource.k8s.io/v1/resourceslices" => list(&json!(fixture::slices())),
+        "/apis/resource.k8s.io/v1/resourceclaims" => {
+            let mut claims = fixture::snapshot().claims;
+            for claim in &mut claims {
+                match claim.metadata.name.as_deref() {
+                    Some("w") => claim.metadata.namespace = Some("a".to_owned()),
+                    // Without a pod.
+                    _ => claim
+                        .status
+                        .iter_mut()
+                        .for_each(|status| status.reserved_for = None),
+                }
+            }
+            list(&json!(claims))
+        }
+        _ => list(&json!([])),
+    }
+}
+
+#[test]
+fn top_shows_gpus_of_the_namespace() {
+    let printed = run(with_gpus, &["top"]);
+    let rows: Vec<&str> = printed.stdout.lines().skip(1).collect();
+    assert!(
+        matches!(rows[..], [row] if row.starts_with("n1     gpu-1 ") && row.ends_with("a/w (w-pod)")),
+        "{printed:?}"
+    );
+}
+
+#[test]
+fn names_server_that_cannot_be_reached() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    drop(listener);
+    let printed = run_with(address, &["top"]);
+    assert_eq!(printed.code, Some(1), "{printed:?}");
+    assert_eq!(
+        printed.stderr,
+        format!("error: cannot reach http://{address}/: Connection refused (os error 111)\n")
+    );
 }
 
 /// The user reads pods, and no PodGroups; one of their APIs is served.
@@ -533,7 +610,12 @@ fn viewer(method: &str, path: &str) -> (u16, Value) {
             list(&json!([Share::idle().claim]))
         }
         ("GET", "/api/v1/configmaps") => list(&json!([])),
-        ("GET", path) if !path.contains("/proxy/") => Share::idle().answer(method, path),
+        ("GET", path) if !path.contains("/proxy/") => {
+            let mut share = Share::idle();
+            share.claim["metadata"]["annotations"] =
+                json!({"gpu.drava.dev/suspend-requested": "true"});
+            share.answer(method, path)
+        }
         _ => failure(403),
     }
 }

@@ -103,6 +103,33 @@ fn ends_wait_when_controller_refuses_suspension() {
     }
 }
 
+/// A second request changes nothing, and says so without a wait.
+#[test]
+fn second_request_says_that_it_is_so() {
+    let printed = Share::idle().run(&["resume", "p"]);
+    assert_eq!(
+        printed.stdout, "pod a/p: share of claim c: already running\n",
+        "{printed:?}"
+    );
+    let mut share = Share::idle();
+    share.claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
+    share.claim["metadata"]["annotations"] = json!({"gpu.drava.dev/suspend-requested": "true"});
+    share.claim["status"]["devices"] = json!([{
+        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+        "conditions": [{
+            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "others use its memory",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }]);
+    let is_requested = Arc::clone(&share.is_requested);
+    let printed = share.run(&["suspend", "p"]);
+    assert_eq!(
+        printed.stdout, "pod a/p: share of claim c: already suspended: others use its memory\n",
+        "{printed:?}"
+    );
+    assert!(!is_requested.load(Ordering::SeqCst), "nothing is written");
+}
+
 /// What the message says at a timeout is so now, or has a date.
 #[test]
 fn names_what_suspension_waits_for() {
@@ -159,6 +186,7 @@ fn names_what_suspension_waits_for() {
 #[test]
 fn prints_no_answer_without_a_wait() {
     let mut share = Share::idle();
+    share.claim["metadata"]["annotations"] = json!({"gpu.drava.dev/suspend-requested": "true"});
     share.requested["status"]["devices"] = json!([{
         "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
         "conditions": [{

@@ -11,6 +11,7 @@ use drava_allocator::selector::Selectors;
 use drava_api::Quantity;
 use drava_api::config;
 use drava_api::names::{self, capacity, class};
+use drava_api::request::{RequestError, check_capacity};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{
     CapacityRequirements, Device, DeviceClass, ResourceClaim, ResourceClaimSpec, ResourceSlice,
@@ -265,11 +266,12 @@ fn amounts(
         .and_then(|capacity| capacity.requests.as_ref());
     let path = format!("{}.capacity.requests", requested.path);
     for (name, raw) in requests.into_iter().flatten() {
-        let problem = match name.as_str() {
+        let problem = || match name.as_str() {
             capacity::MEMORY => memory(raw, requested.class, known.shares),
             capacity::CORES => cores(raw),
             _ => unknown_capacity(name),
         };
+        let problem = no_amount(name, raw).or_else(problem);
         advice.extend(problem.map(|problem| format!("{path}.{name}: {problem}")));
     }
     let is_share = [class::VGPU, class::FRACTION].contains(&requested.class);
@@ -303,6 +305,26 @@ fn has_percent(
     );
     // Invalid config is refused.
     resolved.map_or(true, |settings| settings.memory_percent.is_some())
+}
+
+/// Returns why no device can have the amount, whatever the request is for.
+fn no_amount(name: &str, raw: &RawQuantity) -> Option<String> {
+    let request = BTreeMap::from([(name.to_owned(), raw.clone())]);
+    let (amount, meant) = match check_capacity(&request).err()? {
+        RequestError::Negative { .. } => {
+            let positive = raw.0.trim_start_matches('-');
+            ("negative", format!("; did you mean {positive}?"))
+        }
+        RequestError::Zero { .. } => (
+            "not an amount",
+            format!("; request more, or omit {name} for its default"),
+        ),
+        RequestError::Quantity { .. } | RequestError::CoresAboveGpu { .. } => return None,
+    };
+    Some(format!(
+        "{} is {amount}, so pods with the claim stay pending{meant}",
+        raw.0
+    ))
 }
 
 /// Whole GPUs and partitions have amounts of their own, so only those of shares are judged.

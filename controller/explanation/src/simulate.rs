@@ -2,7 +2,7 @@
 //!
 //! A gang of the manifest starts as a whole or not at all, as the controller allocates it. No pod is suspended or evicted.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::is_finished;
 use drava_allocator::explanation::Explanation;
@@ -11,6 +11,7 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
+use drava_api::names;
 use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
@@ -70,6 +71,11 @@ enum Outcome {
     },
     /// The pod requests no devices of this driver.
     NoGpuRequest,
+    /// The pod requests GPUs as other systems do.
+    Untranslated {
+        /// Their extended resources.
+        resources: Vec<String>,
+    },
 }
 
 /// Why a manifest is not simulated.
@@ -147,8 +153,16 @@ pub fn run(
     overheads.append(&mut manifest.overheads);
     snapshot.hold_reservations(None);
     let mut members = Vec::new();
+    let mut names = BTreeMap::new();
     for (number, mut pod) in std::mem::take(&mut manifest.pods).into_iter().enumerate() {
         pod.metadata.uid = Some(format!("simulated-pod-{number}"));
+        // Claims are named after their pods, and two workloads may have one name.
+        let earlier = names.entry(object_key(&pod.metadata)).or_insert(0);
+        *earlier += 1;
+        if *earlier > 1 {
+            let (_, name) = object_key(&pod.metadata);
+            pod.metadata.name = Some(format!("{name} ({earlier})"));
+        }
         defaults::set(&mut pod, &overheads);
         members.push(pod);
     }
@@ -200,7 +214,9 @@ pub fn run(
     let count = |is: fn(&Outcome) -> bool| pods.iter().filter(|pod| is(&pod.outcome)).count();
     Ok(Report {
         fitting: count(|outcome| matches!(outcome, Outcome::Placed { .. })),
-        requesting: count(|outcome| !matches!(outcome, Outcome::NoGpuRequest)),
+        requesting: count(|outcome| {
+            matches!(outcome, Outcome::Placed { .. } | Outcome::Pending { .. })
+        }),
         pods,
         skipped: manifest.skipped,
         advice,
@@ -231,6 +247,25 @@ fn preemption_note(pod: &Pod, outcome: &Outcome) -> Option<String> {
 fn qualified(pod: &Pod) -> String {
     let (namespace, name) = object_key(&pod.metadata);
     format!("{namespace}/{name}")
+}
+
+/// Returns the outcome of a pod without claims for devices of this driver.
+fn without_claims(pod: &Pod) -> Outcome {
+    let spec = pod.spec.iter();
+    let containers = spec.flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten();
+        init.chain(&spec.containers)
+    });
+    let resources = containers.filter_map(|container| container.resources.as_ref());
+    let amounts = resources.flat_map(|resources| [&resources.limits, &resources.requests]);
+    let names = amounts.flatten().flat_map(BTreeMap::keys);
+    let resources: BTreeSet<&String> = names.filter(|name| names::is_gpu_resource(name)).collect();
+    match resources.is_empty() {
+        true => Outcome::NoGpuRequest,
+        false => Outcome::Untranslated {
+            resources: resources.into_iter().cloned().collect(),
+        },
+    }
 }
 
 /// A simulation of pods one after the other.
@@ -321,7 +356,9 @@ impl Simulation<'_> {
     fn give_up(&mut self, decided: Vec<Decided>, reason: &str) -> Vec<Outcome> {
         let cluster = &mut self.snapshot.cluster;
         let outcomes = decided.into_iter().map(|decided| match decided {
-            Decided::Without(Outcome::NoGpuRequest) => Outcome::NoGpuRequest,
+            Decided::Without(
+                unaffected @ (Outcome::NoGpuRequest | Outcome::Untranslated { .. }),
+            ) => unaffected,
             Decided::Without(Outcome::Pending { changes, .. }) => Outcome::Pending {
                 reason: reason.to_owned(),
                 changes,
@@ -385,7 +422,7 @@ impl Simulation<'_> {
                 .or_else(|| unknown_class(cluster, &named));
             return Ok(match impossible {
                 Some(explanation) => pending(explanation.summary()),
-                None => Decided::Without(Outcome::NoGpuRequest),
+                None => Decided::Without(without_claims(pod)),
             });
         }
         if !pod::is_served(pod, &settings.schedulers) {

@@ -74,6 +74,18 @@ fn names_what_an_amount_means() {
             ".gpu.drava.dev/cores: no GPU of drava has this capacity: shares have memory, cores and slots; did you mean cores?",
         ),
         (
+            json!({"memory": "0"}),
+            ".memory: 0 is not an amount, so pods with the claim stay pending; request more, or omit memory for its default",
+        ),
+        (
+            json!({"memory": "8Gi", "cores": "-5"}),
+            ".cores: -5 is negative, so pods with the claim stay pending; did you mean 5?",
+        ),
+        (
+            json!({"memory": "-8Gi"}),
+            ".memory: -8Gi is negative, so pods with the claim stay pending; did you mean 8Gi?",
+        ),
+        (
             json!({"cores": "30"}),
             ": without memory the share has all memory of a GPU, and no other fits beside it, unless a GpuQuota sets another \
              default; did you mean memory: 8Gi?",
@@ -90,8 +102,6 @@ fn says_nothing_about_sound_requests() {
         json!({"memory": "8G"}),
         json!({"memory": "528Mi", "cores": "0", "slots": "1"}),
         json!({"memory": "80480Mi", "cores": "100"}),
-        // The controller refuses them with a reason.
-        json!({"memory": "0"}),
     ] {
         assert_eq!(advice_for(&amounts), Vec::<String>::new(), "{amounts}");
     }

@@ -7,6 +7,7 @@ use drava_allocator::claim::ClaimId;
 use drava_allocator::cluster::Cluster;
 use drava_allocator::node::PodDemand;
 use drava_allocator::object::object_key;
+use drava_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodTemplateSpec, Toleration};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
@@ -272,7 +273,9 @@ impl Manifest {
                 ..ResourceClaim::default()
             };
             let uid = pod.metadata.uid.clone().unwrap_or_default();
-            claim.metadata.name = Some(format!("{uid}-{}", entry.name));
+            // Its name as the API server generates it is unknown.
+            let pod = pod.metadata.name.as_deref().unwrap_or_default();
+            claim.metadata.name = Some(format!("{} of template {name} of pod {pod}", entry.name));
             claim.metadata.uid = Some(format!("{uid}-{}", entry.name));
             claim.metadata.namespace = Some(namespace.clone());
             return Ok(claim);
@@ -318,9 +321,18 @@ fn pod_of(template: Option<&Value>, workload: &Value, subject: &str) -> Result<P
     })
 }
 
-/// Returns a pod of each task of Volcano's Job, with its number of pods.
+/// Returns a pod of each task of Volcano's Job, with its number of pods. They are a gang, as those of its PodGroup.
 fn tasks_of(job: &Value, subject: &str) -> Result<Vec<(Pod, usize)>, SimulateError> {
     let tasks = job.pointer("/spec/tasks").and_then(Value::as_array);
+    let replicas = |task: &Value| task["replicas"].as_u64().unwrap_or(1);
+    let min = job.pointer("/spec/minAvailable").and_then(Value::as_u64);
+    // As Volcano's webhook sets it.
+    let min = min.filter(|min| *min > 0).unwrap_or_else(|| {
+        let tasks = tasks.into_iter().flatten();
+        let of_tasks = tasks.map(|task| task["minAvailable"].as_u64().unwrap_or(replicas(task)));
+        of_tasks.fold(0, u64::saturating_add)
+    });
+    let name = job["metadata"]["name"].as_str().unwrap_or_default();
     let pods = tasks
         .into_iter()
         .flatten()
@@ -338,8 +350,12 @@ fn tasks_of(job: &Value, subject: &str) -> Result<Vec<(Pod, usize)>, SimulateErr
             // Volcano's webhook sets its own scheduler.
             let scheduler = scheduler.unwrap_or("volcano").to_owned();
             spec.scheduler_name = spec.scheduler_name.take().or(Some(scheduler));
-            let replicas = task["replicas"].as_u64().unwrap_or(1);
-            Ok((pod, usize::try_from(replicas).unwrap_or(usize::MAX)))
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.extend([
+                (GANG_ANNOTATION.to_owned(), name.to_owned()),
+                (GANG_MIN_ANNOTATION.to_owned(), min.to_string()),
+            ]);
+            Ok((pod, usize::try_from(replicas(task)).unwrap_or(usize::MAX)))
         });
     pods.collect()
 }

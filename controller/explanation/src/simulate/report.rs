@@ -5,11 +5,14 @@ use crate::changes::changes_text;
 use crate::terminal::table;
 
 impl Report {
-    /// Returns whether every pod fits.
+    /// Returns whether every pod fits. The simulation cannot know it of pods that request GPUs as other systems do.
     #[must_use]
     pub fn all_fit(&self) -> bool {
         let mut pods = self.pods.iter();
-        pods.all(|pod| !matches!(pod.outcome, Outcome::Pending { .. }))
+        pods.all(|pod| match pod.outcome {
+            Outcome::Placed { .. } | Outcome::NoGpuRequest => true,
+            Outcome::Pending { .. } | Outcome::Untranslated { .. } => false,
+        })
     }
 
     /// Formats the report as text.
@@ -25,6 +28,14 @@ impl Report {
                 } => (node.as_str(), format!("{} ({reason})", devices.join(", "))),
                 Outcome::Pending { reason, .. } => ("–", reason.clone()),
                 Outcome::NoGpuRequest => ("–", "requests no devices of drava".to_owned()),
+                Outcome::Untranslated { resources } => (
+                    "–",
+                    format!(
+                        "requests {}, which is no claim of drava; translate the manifest with `kubectl drava migrate -f FILE`, and \
+                         simulate its output",
+                        resources.join(" and ")
+                    ),
+                ),
             };
             let name = match last.pod == first.pod {
                 true => first.pod.clone(),
@@ -55,8 +66,9 @@ impl Report {
 
     /// Returns the first and last pod of each row: pods that follow each other and do not fit for the same reason share one.
     fn rows(&self) -> impl Iterator<Item = (&SimulatedPod, &SimulatedPod)> {
-        let is_like = |one: &SimulatedPod, other: &SimulatedPod| {
-            matches!(one.outcome, Outcome::Pending { .. }) && one.outcome == other.outcome
+        let is_like = |one: &SimulatedPod, other: &SimulatedPod| match one.outcome {
+            Outcome::Pending { .. } | Outcome::Untranslated { .. } => one.outcome == other.outcome,
+            Outcome::Placed { .. } | Outcome::NoGpuRequest => false,
         };
         let chunks = self.pods.chunk_by(is_like);
         chunks.filter_map(|pods| Some((pods.first()?, pods.last()?)))

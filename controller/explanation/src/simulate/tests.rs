@@ -306,6 +306,19 @@ fn simulates_tasks_of_volcano() {
         assert!(row.starts_with(&format!("default/{name} ")), "{text}");
         assert!(row.contains(" n1 "), "{text}");
     }
+    // Three of 20 GiB do not fit, and two are enough if the job says so.
+    let starts = |min: Option<u32>| {
+        let mut job = job.clone();
+        job["spec"]["minAvailable"] = json!(min);
+        simulated(&[job, template("20Gi")]).unwrap()
+    };
+    for min in [None, Some(0), Some(3)] {
+        let text = starts(min).text();
+        let reason = "WaitingForGang: gang training: 2 of 3 members fit";
+        assert!(text.contains(reason), "{min:?}: {text}");
+        assert!(text.contains("0 of 3 pods fit\n"), "{min:?}: {text}");
+    }
+    assert_eq!(starts(Some(2)).fitting, 2);
     let mut of_volcano = job;
     of_volcano["spec"]["schedulerName"] = json!("volcano");
     let text = simulated(&[of_volcano, template("10Gi")]).unwrap().text();
@@ -339,6 +352,46 @@ fn notes_likely_mistakes() {
         ],
         "once for the pods of a workload"
     );
+}
+
+#[test]
+fn names_claims_by_template_and_pod() {
+    let mut unreadable = template("20Gi");
+    let spec = &mut unreadable["spec"]["spec"]["devices"];
+    spec["requests"][0]["exactly"]["selectors"] =
+        json!([{"cel": {"expression": "device.attributes['x'].y > 1"}}]);
+    let text = simulated(&[deployment(1), unreadable]).unwrap().text();
+    let name = "claim default/gpu of template share of pod web";
+    assert!(text.contains(name), "{text}");
+    // Two workloads with one name have claims of their own.
+    let mut job = deployment(1);
+    job["kind"] = json!("StatefulSet");
+    let report = simulated(&[deployment(1), job, template("40Gi")]).unwrap();
+    assert_eq!(report.fitting, 1, "{}", report.text());
+}
+
+#[test]
+fn names_resources_of_other_systems() {
+    let with = |limits: &Value| {
+        let container = json!({"name": "c", "image": "x", "resources": {"limits": limits}});
+        let pod =
+            json!({"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [container]}});
+        simulated(&[pod]).unwrap()
+    };
+    let report = with(&json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 8000}));
+    let text = report.text();
+    let expected = "requests volcano.sh/vgpu-memory and volcano.sh/vgpu-number, which is no claim of drava; translate the manifest \
+                    with `kubectl drava migrate -f FILE`";
+    assert!(text.contains(expected), "{text}");
+    assert!(!report.all_fit(), "{text}");
+    for name in [
+        "nvidia.com/gpumem",
+        "nvidia.com/gpucores",
+        "nvidia.com/mig-1g.10gb",
+    ] {
+        assert!(!with(&json!({name: 1})).all_fit(), "{name}");
+    }
+    assert!(with(&json!({"example.com/fpga": 1, "cpu": 1})).all_fit());
 }
 
 /// Simulates a job with this pod spec, merged into that of a pod with a share.
