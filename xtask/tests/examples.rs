@@ -1,11 +1,11 @@
-//! The commands of the examples' READMEs name objects of their manifests, in an order that works.
+//! The commands of the examples' READMEs name objects of their manifests, in an order that works, and remove what they create.
 
 #![allow(
     clippy::expect_used,
     reason = "the files of the repository are there, or the test fails"
 )]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,15 +37,26 @@ fn examples() -> PathBuf {
         .join("deploy/examples")
 }
 
-/// Returns kind and name of the objects of a manifest, with those that lists and workloads hold.
-fn objects(manifest: &Path) -> Vec<(String, String)> {
+/// Kind and name.
+type Object = (String, String);
+
+/// Returns the objects of a manifest with their namespaces, and the pods that its workloads create.
+fn objects(manifest: &Path) -> (Vec<(Object, Option<String>)>, Vec<Object>) {
     let text = fs::read_to_string(manifest).expect("a manifest that the README applies");
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
     let name = |object: &Value| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         (text(&object["kind"]), text(&object["metadata"]["name"]))
     };
-    let mut found: Vec<_> = documents.iter().map(name).collect();
+    let namespace = |object: &Value| {
+        let namespace = object["metadata"]["namespace"].as_str();
+        namespace.map(str::to_owned)
+    };
+    let found = documents
+        .iter()
+        .map(|object| (name(object), namespace(object)));
+    let found = found.collect();
+    let mut pods = Vec::new();
     for document in &documents {
         // The pods of an indexed Job have names of their own.
         let count = match document["kind"].as_str() {
@@ -56,19 +67,24 @@ fn objects(manifest: &Path) -> Vec<(String, String)> {
             _ => None,
         };
         let (_, workload) = name(document);
-        found.extend(
+        pods.extend(
             (0..count.unwrap_or(0)).map(|index| ("Pod".to_owned(), format!("{workload}-{index}"))),
         );
     }
-    found
+    (found, pods)
 }
 
 /// State of the cluster after the commands so far.
 #[derive(Default)]
 struct Walk {
-    objects: BTreeSet<(String, String)>,
+    /// Objects with their namespaces.
+    objects: BTreeMap<Object, Option<String>>,
+    /// Pods of workloads.
+    pods: BTreeSet<Object>,
     namespaces: BTreeSet<String>,
-    /// Pods and Deployments that run.
+    /// Labels of objects that were there before: kind, name and key.
+    labels: BTreeSet<[String; 3]>,
+    /// Pods and Deployments that run, and explanations that have an answer.
     running: BTreeSet<String>,
 }
 
@@ -91,18 +107,84 @@ impl Walk {
                 .extend(words.last().map(|name| (*name).to_owned()));
             return None;
         }
-        if let Some(file) = value("-f").filter(|_| words.get(1) == Some(&"apply")) {
-            for (kind, name) in objects(&example.join(file)) {
-                if kind == "Namespace" {
-                    self.namespaces.insert(name.clone());
+        let files = words.windows(2).filter(|pair| pair[0] == "-f");
+        let files: Vec<PathBuf> = files.map(|pair| example.join(pair[1])).collect();
+        match words.get(1).copied() {
+            Some("apply") => {
+                for file in files {
+                    let (objects, pods) = objects(&file);
+                    for ((kind, name), namespace) in objects {
+                        if kind == "Namespace" {
+                            self.namespaces.insert(name.clone());
+                        }
+                        let namespace = namespace.or_else(|| value("-n").map(str::to_owned));
+                        self.objects.insert((kind, name), namespace);
+                    }
+                    self.pods.extend(pods);
                 }
-                self.objects.insert((kind, name));
+                return None;
             }
-            return None;
+            Some("delete") if !files.is_empty() => {
+                let may_miss = words.contains(&"--ignore-not-found");
+                let objects = files.iter().flat_map(|file| objects(file).0);
+                let objects: Vec<Object> = objects.map(|(object, _)| object).collect();
+                let missing = objects.iter();
+                let missing = missing.filter(|object| !self.objects.contains_key(*object));
+                let missing: Vec<Object> = missing.cloned().collect();
+                for object in &objects {
+                    self.delete(object);
+                }
+                return (!missing.is_empty() && !may_miss)
+                    .then(|| format!("not found: {missing:?}; add --ignore-not-found"));
+            }
+            Some("label") => {
+                self.label(&words);
+            }
+            _ => {}
         }
         self.names(&words)
             .into_iter()
             .find_map(|(kind, name)| self.check(&words, kind, name))
+    }
+
+    /// Deletes an object, with those in it.
+    fn delete(&mut self, object: &Object) {
+        let (kind, name) = object;
+        if kind == "Namespace" {
+            self.objects
+                .retain(|_, namespace| namespace.as_ref() != Some(name));
+            self.namespaces.remove(name);
+        }
+        self.objects.remove(object);
+        self.pods.remove(object);
+    }
+
+    /// Follows a label that is set or removed.
+    fn label(&mut self, words: &[&str]) {
+        let [_, _, kind, name, labels @ ..] = words else {
+            return;
+        };
+        // The others are deleted with their labels.
+        let was_there = *kind == "node" || *name == "default";
+        for label in labels.iter().filter(|_| was_there) {
+            let of = |key: &str| [kind, *name, key].map(str::to_owned);
+            match (label.split_once('='), label.strip_suffix('-')) {
+                (Some((key, _)), _) => self.labels.insert(of(key)),
+                (None, Some(key)) => self.labels.remove(&of(key)),
+                (None, None) => continue,
+            };
+        }
+    }
+
+    /// Returns what the commands have created and not removed.
+    fn remains(&self) -> Vec<String> {
+        let objects = self.objects.keys();
+        let objects = objects.map(|(kind, name)| format!("{kind} {name}"));
+        let namespaces = self.namespaces.iter();
+        let namespaces = namespaces.map(|name| format!("Namespace {name}"));
+        let labels = self.labels.iter();
+        let labels = labels.map(|[kind, name, key]| format!("label {key} of {kind} {name}"));
+        objects.chain(namespaces).chain(labels).collect()
     }
 
     /// Returns the objects that a command names, each with its kind in manifests.
@@ -157,7 +239,9 @@ impl Walk {
     }
 
     fn check(&mut self, words: &[&str], kind: &str, name: &str) -> Option<String> {
-        let exists = self.objects.contains(&(kind.to_owned(), name.to_owned()))
+        let object = (kind.to_owned(), name.to_owned());
+        let exists = self.objects.contains_key(&object)
+            || self.pods.contains(&object)
             || kind == "Namespace" && (name == "default" || self.namespaces.contains(name));
         if !exists && !name.starts_with('<') && !name.contains('=') {
             return Some(format!("no manifest that was applied has {kind} {name}"));
@@ -165,6 +249,12 @@ impl Walk {
         match words.get(1).copied() {
             Some("wait" | "rollout") => {
                 self.running.insert(name.to_owned());
+            }
+            Some("delete") => {
+                self.delete(&object);
+            }
+            Some("get") if kind == "PlacementExplanation" && !self.running.contains(name) => {
+                return Some(format!("{name} may have no answer yet; wait for it"));
             }
             Some("exec" | "logs") if !self.running.contains(name) => {
                 return Some(format!("{name} may not run yet; wait for it"));
@@ -197,6 +287,10 @@ fn commands_name_objects_that_exist_and_run() {
             if let Some(why) = walk.follow(&example, command) {
                 wrong.push(format!("{}: {command}: {why}", example.display()));
             }
+        }
+        for object in walk.remains() {
+            let example = example.display();
+            wrong.push(format!("{example}: {object} remains; delete it"));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -233,4 +327,43 @@ fn finds_commands_that_fail() {
         follow("kubectl get pods -n research").is_some(),
         "no such namespace"
     );
+    let again = follow("kubectl delete -f quickstart.yaml");
+    assert!(
+        again.is_some_and(|why| why.contains("inference")),
+        "it is gone"
+    );
+}
+
+#[test]
+fn finds_what_commands_leave() {
+    let example = examples().join("suspend");
+    let mut walk = Walk::default();
+    for command in [
+        "kubectl create namespace team-a",
+        "kubectl apply -n team-a -f suspend.yaml",
+        "kubectl apply -f urgent.yaml",
+        "kubectl label namespace default workload=notebooks",
+        "kubectl label namespace team-a workload=notebooks",
+    ] {
+        assert_eq!(walk.follow(&example, command), None, "{command}");
+    }
+    assert_eq!(walk.follow(&example, "kubectl delete pod urgent"), None);
+    assert_eq!(
+        walk.follow(&example, "kubectl delete namespace team-a"),
+        None
+    );
+    assert_eq!(
+        walk.remains(),
+        [
+            "ResourceClaimTemplate urgent-gpu",
+            "label workload of namespace default"
+        ]
+    );
+    let end = "kubectl label namespace default workload-";
+    assert_eq!(walk.follow(&example, end), None);
+    assert_eq!(
+        walk.follow(&example, "kubectl delete -f urgent.yaml --ignore-not-found"),
+        None
+    );
+    assert!(walk.remains().is_empty());
 }
