@@ -2,13 +2,14 @@
 //!
 //! The kubelet bindings of the node driver come from its own minimal `.proto` files (no protoc: protox parses them), the
 //! pages of events, health and metrics from the tables in `drava-api`, the chart's custom resource definitions from its
-//! types. Generated files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
+//! types, and the pages of the charts from their values. Generated files are checked in, so that building the driver needs none of this; `--check` fails when one is stale.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+mod chart_values;
 mod crd_reference;
 mod crds;
 mod events;
@@ -75,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (root.join(metrics::PATH), metrics::render()),
     ];
     for (path, text) in crds::render()? {
+        files.push((root.join(path), text));
+    }
+    for (path, text) in chart_values::render(&root)? {
         files.push((root.join(path), text));
     }
     for binding in &BINDINGS {

@@ -28,7 +28,7 @@ struct Effect {
     removed: &'static [&'static str],
 }
 
-const EFFECTS: [Effect; 13] = [
+const EFFECTS: [Effect; 15] = [
     Effect {
         name: "gke",
         values: &[
@@ -193,6 +193,32 @@ const EFFECTS: [Effect; 13] = [
         removed: &[],
     },
     Effect {
+        name: "arguments and accounts",
+        values: &[
+            "driver.extraArgs[0]=--log-filter-listen=127.0.0.1:9393",
+            "driver.serviceAccount.annotations.of=driver",
+            "controller.extraArgs[0]=--listen=[::]:8080",
+            "controller.serviceAccount.annotations.of=controller",
+        ],
+        added: &[
+            "            - --log-format=json\n            - --log-filter-listen=127.0.0.1:9393\n",
+            "of: driver",
+            "            - --log-format=json\n            - --listen=[::]:8080\n",
+            "of: controller",
+        ],
+        removed: &[],
+    },
+    Effect {
+        name: "updates",
+        values: &[
+            "driver.updateStrategy.rollingUpdate.maxSurge=0",
+            "driver.updateStrategy.rollingUpdate.maxUnavailable=10%",
+            "controller.updateStrategy.type=Recreate",
+        ],
+        added: &["maxSurge: 0", "maxUnavailable: 10%", "type: Recreate"],
+        removed: &["maxSurge: 1", "maxUnavailable: 0"],
+    },
+    Effect {
         name: "openshift",
         values: &["openshift.enabled=true"],
         added: &[
@@ -214,6 +240,9 @@ const EFFECTS: [Effect; 13] = [
         added: &[
             "kind: PodMonitor",
             "release: prometheus",
+            // Of the driver and of the controller. Without it Prometheus renames the labels of the subject.
+            "honorLabels: true\n      relabelings:",
+            "honorLabels: true\n\n",
             "kind: PrometheusRule",
             "name: drava-dashboard-cluster",
             "name: drava-dashboard-gpus",
@@ -226,7 +255,7 @@ const EFFECTS: [Effect; 13] = [
 ];
 
 /// Values that the schema rejects, each with the path that the message names.
-const REJECTED: [(&str, &str); 21] = [
+const REJECTED: [(&str, &str); 23] = [
     // To the programs it is the name of a module.
     ("log.level=verbose", "'/log/level'"),
     ("image.digests.driver=latest", "'/image/digests/driver'"),
@@ -271,6 +300,14 @@ const REJECTED: [(&str, &str); 21] = [
         "'/prices': additional properties 'gpuHours'",
     ),
     ("driver.extraEnv[0].value=x", "'/driver/extraEnv/0'"),
+    (
+        "controller.extraArgs[0]=verbose",
+        "'/controller/extraArgs/0'",
+    ),
+    (
+        "driver.serviceAccount.name=x",
+        "'/driver/serviceAccount': additional properties 'name'",
+    ),
     ("controler.replicas=3", "additional properties 'controler'"),
     ("test.image=", "'/test/image'"),
     (
