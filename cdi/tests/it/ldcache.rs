@@ -166,6 +166,33 @@ fn rejects_entry_for_processor_without_name() {
     );
 }
 
+/// The order of `compare` in `elf/cache.c` of glibc: more bits first, then the larger number.
+#[test]
+fn orders_old_variants_by_their_number_of_bits() {
+    let expected = [0b1110_0000, 0b0000_0111, 0b1100_0000, 1 << 50, 1 << 5, 0];
+    for rotation in 0..expected.len() {
+        let mut file_order = expected;
+        file_order.rotate_left(rotation);
+        file_order.swap(0, 3);
+        let mut cache = LdCache::default();
+        for (index, hwcap) in file_order.into_iter().enumerate() {
+            let entry = Entry::new(format!("lib{index}.so"), "/x.so", Machine::HOST);
+            cache.insert(Entry { hwcap, ..entry });
+        }
+        // Insertion keeps one entry of a name, so all get the name of the first afterwards.
+        let mut bytes = cache.to_bytes().unwrap();
+        let name = bytes[48 + 4..48 + 8].to_vec();
+        for index in 1..expected.len() {
+            let entry = 48 + 24 * index;
+            bytes[entry + 4..entry + 8].copy_from_slice(&name);
+        }
+        let cache = LdCache::parse(&bytes).unwrap();
+        let sorted = LdCache::parse(&cache.to_bytes().unwrap()).unwrap();
+        let hwcaps: Vec<u64> = sorted.entries().iter().map(|entry| entry.hwcap).collect();
+        assert_eq!(hwcaps, expected, "{file_order:?}");
+    }
+}
+
 #[test]
 fn bounds_memory_of_entries_that_share_a_string() {
     let mut cache = LdCache::default();

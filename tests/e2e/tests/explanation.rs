@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use drava_e2e::manifest::pod_with_share;
 use drava_e2e::{Namespace, TestCluster, wait};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn share(name: &str, memory: &str) -> String {
     pod_with_share(name, "vgpu.drava.dev", &format!("{{memory: {memory}}}"))
@@ -62,6 +62,48 @@ fn explains_pod_on_request_for_its_time() -> Result<()> {
         let found = tenant.find("placementexplanation", "brief")?;
         Ok(found.is_none().then_some(()))
     })
+}
+
+/// Kubernetes adds the roles of the chart to its own, so that their users need no other role.
+#[test]
+fn built_in_roles_have_explanations_and_recommendations() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("built-in-roles")?;
+    let (explanations, recommendations) = ("placementexplanations", "gpusharerecommendations");
+    for role in ["view", "edit", "admin"] {
+        let name = format!("drava-{role}");
+        let bind = [format!("--clusterrole={role}"), format!("--user={name}")];
+        tenant.kubectl(&["create", "rolebinding", &name, &bind[0], &bind[1]])?;
+        let can = |verb: &str, resource: &str| -> Result<bool> {
+            let attributes = json!({
+                "namespace": tenant.name(), "verb": verb, "group": "gpu.drava.dev", "resource": resource,
+            });
+            let review = json!({
+                "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+                "spec": {"user": name, "resourceAttributes": attributes},
+            });
+            let answer = tenant.dry_run(&review.to_string())?;
+            let allowed = answer["status"]["allowed"].as_bool();
+            allowed.with_context(|| format!("no answer: {answer}"))
+        };
+        wait(&format!("role {role} has those of the chart"), || {
+            Ok(can("list", explanations)?.then_some(()))
+        })?;
+        ensure!(
+            can("list", recommendations)?,
+            "{role} reads no recommendations"
+        );
+        let is_editor = role != "view";
+        ensure!(can("create", explanations)? == is_editor, "{role} creates");
+        for (verb, resource) in [
+            ("create", recommendations),
+            ("patch", "placementexplanations/status"),
+            ("patch", "gpuquotas"),
+        ] {
+            ensure!(!can(verb, resource)?, "{role} may {verb} {resource}");
+        }
+    }
+    Ok(())
 }
 
 /// With the role of a tenant the API server refuses lists of all namespaces; the answers come from the namespace.
