@@ -18,6 +18,7 @@ use crate::connection::{Connection, connect};
 use crate::installation;
 use crate::prometheus::{Prometheus, Series, Source};
 use crate::tenant;
+use crate::workload::{Workload, Workloads};
 
 mod opencost;
 
@@ -34,6 +35,8 @@ const PARTITIONS: &str = include_str!("cost/partitions.promql");
 
 /// Label of the ConfigMap with the prices of the chart.
 const PRICES_LABEL: &str = "gpu.drava.dev/prices=true";
+/// Workload of the claims whose pods are gone, and whose names tell none.
+const UNKNOWN: &str = "-";
 /// Key of the prices in the ConfigMap.
 const PRICES_KEY: &str = "prices.yaml";
 
@@ -46,6 +49,10 @@ pub(crate) struct Options {
     /// One line for each claim instead of each namespace.
     #[arg(long)]
     claims: bool,
+
+    /// One line for each workload, such as a Deployment. Needs the permission to list pods, and Jobs if pods are of some.
+    #[arg(long, conflicts_with = "claims")]
+    workloads: bool,
 
     /// Prices in YAML, with the fields of the chart's `prices`; default: those of the chart in the cluster.
     #[arg(long, value_name = "FILE")]
@@ -109,6 +116,29 @@ impl Prices {
 /// Namespace, claim and model of a value.
 type Key = (String, String, String);
 
+/// What a line is for, beside its namespace.
+#[derive(Debug, Clone, Copy)]
+enum Grouping<'a> {
+    Namespace,
+    Workload(&'a Workloads),
+    Claim,
+}
+
+impl Grouping<'_> {
+    /// Returns workload and claim of the line in which a claim counts.
+    fn names(self, namespace: &str, claim: &str) -> [Option<String>; 2] {
+        match self {
+            Self::Namespace => [None, None],
+            Self::Workload(workloads) => {
+                let found = workloads.find(namespace, claim);
+                let name = found.map_or_else(|| UNKNOWN.to_owned(), Workload::reference);
+                [Some(name), None]
+            }
+            Self::Claim => [None, Some(claim.to_owned())],
+        }
+    }
+}
+
 /// What Prometheus knows of a time.
 #[derive(Debug, Default)]
 struct Amounts {
@@ -129,11 +159,14 @@ pub(crate) struct Report {
     costs: Vec<Cost>,
 }
 
-/// Costs of a namespace, or of a claim.
+/// Costs of a namespace, or of a workload or a claim.
 #[derive(Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Cost {
     namespace: String,
+    /// Kind and name, or [`UNKNOWN`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workload: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<String>,
     requested_gpu_hours: f64,
@@ -169,6 +202,16 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
         }
         None => of_cluster(&connect(connection).await?.0).await?,
     };
+    let namespace = connection.namespace.as_deref();
+    let workloads = match options.workloads {
+        true => Some(Workloads::read(&connect(connection).await?.0, namespace).await?),
+        false => None,
+    };
+    let grouping = match &workloads {
+        Some(workloads) => Grouping::Workload(workloads),
+        None if options.claims => Grouping::Claim,
+        None => Grouping::Namespace,
+    };
     let server = options.source.connect(connection).await?;
     let amounts = Amounts {
         requested_gpu_seconds: seconds(&server, REQUESTED_GPUS).await?,
@@ -177,8 +220,7 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
         joules: seconds(&server, WATTS).await?,
         partition_seconds: seconds(&server, PARTITIONS).await?,
     };
-    let namespace = connection.namespace.as_deref();
-    let costs = costs(&amounts, &prices, options.claims, namespace);
+    let costs = costs(&amounts, &prices, grouping, namespace);
     Ok(Report {
         since_seconds: options.source.since,
         currency: (!prices.is_empty()).then(|| prices.currency.clone()),
@@ -226,8 +268,13 @@ async fn seconds(server: &Prometheus, expression: &str) -> anyhow::Result<BTreeM
     Ok(seconds.collect())
 }
 
-/// Returns the costs by namespace, or by claim; those of one namespace if it is given.
-fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&str>) -> Vec<Cost> {
+/// Returns the costs by namespace, workload or claim; those of one namespace if it is given.
+fn costs(
+    amounts: &Amounts,
+    prices: &Prices,
+    grouping: Grouping<'_>,
+    namespace: Option<&str>,
+) -> Vec<Cost> {
     const HOUR: f64 = 3600.0;
     const GIB: f64 = (1_u64 << 30) as f64;
     const KILOWATT_HOUR: f64 = 1000.0 * HOUR;
@@ -240,7 +287,7 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
     ];
     let keys: std::collections::BTreeSet<&Key> =
         keys.into_iter().flat_map(BTreeMap::keys).collect();
-    let mut costs: BTreeMap<(&str, &str), Cost> = BTreeMap::new();
+    let mut costs: BTreeMap<(&str, [Option<String>; 2]), Cost> = BTreeMap::new();
     for key in keys {
         let (of, claim, model) = key;
         if namespace.is_some_and(|namespace| namespace != of) {
@@ -254,11 +301,15 @@ fn costs(amounts: &Amounts, prices: &Prices, by_claim: bool, namespace: Option<&
             .map(|seconds| seconds / HOUR);
         let idle = used.map(|used| (requested - used).max(0.0));
         let memory = amount(&amounts.requested_byte_seconds) / GIB;
-        let claim = if by_claim { claim.as_str() } else { "" };
-        let cost = costs.entry((of, claim)).or_insert_with(|| Cost {
-            namespace: of.clone(),
-            claim: by_claim.then(|| claim.to_owned()),
-            ..Cost::default()
+        let names = grouping.names(of, claim);
+        let cost = costs.entry((of, names.clone())).or_insert_with(|| {
+            let [workload, claim] = names;
+            Cost {
+                namespace: of.clone(),
+                workload,
+                claim,
+                ..Cost::default()
+            }
         });
         cost.requested_gpu_hours += requested;
         add(&mut cost.used_gpu_hours, used);
@@ -294,9 +345,11 @@ impl Report {
         if self.costs.is_empty() {
             return "Prometheus has no claims of this time\n".to_owned();
         }
-        let by_claim = self.costs.iter().any(|cost| cost.claim.is_some());
+        let has =
+            |name: fn(&Cost) -> &Option<String>| self.costs.iter().any(|cost| name(cost).is_some());
         let mut header = vec!["NAMESPACE"];
-        header.extend(by_claim.then_some("CLAIM"));
+        header.extend(has(|cost| &cost.workload).then_some("WORKLOAD"));
+        header.extend(has(|cost| &cost.claim).then_some("CLAIM"));
         header.extend(["GPU HOURS", "USED", "IDLE", "GIB HOURS", "KWH"]);
         let cost = self
             .currency
@@ -313,7 +366,7 @@ impl Report {
         }
         let rows = self.costs.iter().map(|cost| {
             let mut row = vec![cost.namespace.clone()];
-            row.extend(cost.claim.clone());
+            row.extend(cost.workload.clone().into_iter().chain(cost.claim.clone()));
             let amounts = [
                 Some(cost.requested_gpu_hours),
                 cost.used_gpu_hours,
@@ -391,7 +444,7 @@ mod tests {
         let report = Report {
             since_seconds: 1,
             currency: Some("EUR".to_owned()),
-            costs: costs(&amounts(), &prices(), false, None),
+            costs: costs(&amounts(), &prices(), Grouping::Namespace, None),
         };
         // Idle time of one claim is not the other's; memory of an H100 has the price of all models.
         assert_eq!(
@@ -411,7 +464,7 @@ without 3.0 hours of MIG partitions, whose size the metrics do not show
         let report = Report {
             since_seconds: 1,
             currency: None,
-            costs: costs(&amounts(), &Prices::default(), true, Some("a")),
+            costs: costs(&amounts(), &Prices::default(), Grouping::Claim, Some("a")),
         };
         assert_eq!(
             report.text(),
@@ -424,6 +477,50 @@ a           y       4.0         5.0    0.0    0.0         -
         let document = serde_json::to_value(&report.costs[0]).expect("JSON");
         assert_eq!(document["idleGpuHours"], 6.0);
         assert_eq!(document.get("cost"), None, "no price, no cost");
+    }
+
+    #[test]
+    fn sums_claims_of_a_workload() {
+        let pod = |name: &str, claim: &str| {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {
+                    "namespace": "a", "name": name, "labels": {"pod-template-hash": "5d9c"},
+                    "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9c", "uid": "u", "controller": true}],
+                },
+                "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]},
+                "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": claim}]},
+            }))
+            .expect("a pod")
+        };
+        let pods = [pod("web-5d9c-aaaaa", "x"), pod("web-5d9c-bbbbb", "y")];
+        let workloads = Workloads::of(&pods, &[]);
+        let mut amounts = amounts();
+        let gone = of(&[
+            ("a", "web-77-ccccc-gpu-abcde", "L4", 1.0),
+            ("a", "q", "L4", 7.0),
+        ]);
+        amounts.requested_gpu_seconds.extend(gone);
+        let report = Report {
+            since_seconds: 1,
+            currency: None,
+            costs: costs(
+                &amounts,
+                &Prices::default(),
+                Grouping::Workload(&workloads),
+                Some("a"),
+            ),
+        };
+        assert_eq!(
+            report.text(),
+            "\
+NAMESPACE   WORKLOAD         GPU HOURS   USED   IDLE   GIB HOURS   KWH
+a           -                7.0         -      -      0.0         -
+a           deployment/web   15.0        9.0    6.0    80.0        0.5
+"
+        );
+        let document = serde_json::to_value(&report.costs[1]).expect("JSON");
+        assert_eq!(document["workload"], "deployment/web");
+        assert_eq!(document.get("claim"), None, "{document}");
     }
 
     #[test]

@@ -44,6 +44,7 @@ mod suspend;
 mod tenant;
 mod top;
 mod watch;
+mod workload;
 
 /// Inspect GPU allocations of drava.
 ///
@@ -140,13 +141,14 @@ enum Command {
         name: Option<String>,
     },
 
-    /// Show what namespaces or claims have requested, used and left idle, with prices.
+    /// Show what namespaces, workloads or claims have requested, used and left idle, with prices.
     ///
     /// GPU HOURS are those that the claims guarantee: 0.3 an hour for a share with 30 cores. USED is the GPU time of the
     /// programs; IDLE is what of the requested time was not used. A share without guarantee costs its memory only. The amounts
-    /// are those of Prometheus, so they reach back as far as its data.
+    /// are those of Prometheus, so they reach back as far as its data. --workloads has a line for each Deployment, Job and so on of
+    /// the pods in the cluster; claims of pods that are gone count where their names tell the workload, and are in line `-` otherwise.
     #[command(
-        after_help = "Examples:\n  kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d\n  kubectl drava cost --prometheus http://localhost:9090 --claims -n research -o json"
+        after_help = "Examples:\n  kubectl drava cost --prometheus monitoring/prometheus-operated:9090 --since 30d\n  kubectl drava cost --prometheus http://localhost:9090 --workloads -n research\n  kubectl drava cost --prometheus http://localhost:9090 --claims -n research -o json"
     )]
     Cost(cost::Options),
 

@@ -6,22 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context as _;
-use drava_api::recommendation::{Confidence, MARGIN, MARGIN_AFTER_DENIAL, Note, job_of};
+use drava_api::recommendation::{Confidence, MARGIN, MARGIN_AFTER_DENIAL, Note};
 use drava_explanation::table;
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
-use kube::{Api, Client};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::connection::{Connection, connect};
 use crate::prometheus::{Prometheus, Series, Source, seconds};
-use workload::{Workload, Workloads};
+use crate::workload::{Workload, Workloads};
 
 mod objects;
-mod workload;
 
 /// A metric of shares by namespace, claim and request, in place of `VALUE`.
 const BY_REQUEST: &str = include_str!("recommend/by_request.promql");
@@ -145,9 +139,7 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
             recommendations: objects::recommendations(&objects),
         });
     };
-    let pods = pods(&client, namespace).await?;
-    let jobs = jobs(&client, namespace, &pods).await?;
-    let workloads = Workloads::of(&pods, &jobs);
+    let workloads = Workloads::read(&client, namespace).await?;
     let source = Source {
         prometheus,
         since: options.since,
@@ -158,30 +150,6 @@ pub(crate) async fn run(connection: &Connection, options: &Options) -> anyhow::R
         since_seconds: Some(options.since),
         recommendations: recommendations(&workloads, &usages),
     })
-}
-
-async fn pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<Pod>> {
-    let pods = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let found = pods.list(&ListParams::default()).await;
-    let found = found.context("cannot list pods; with -n, those of one namespace are enough")?;
-    Ok(found.items)
-}
-
-/// Returns the Jobs, if pods are of some: those of a CronJob are one workload.
-async fn jobs(client: &Client, namespace: Option<&str>, pods: &[Pod]) -> anyhow::Result<Vec<Job>> {
-    if !pods.iter().any(|pod| job_of(&pod.metadata).is_some()) {
-        return Ok(Vec::new());
-    }
-    let jobs = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let found = jobs.list(&ListParams::default()).await;
-    let found = found.context("cannot list jobs; with -n, those of one namespace are enough")?;
-    Ok(found.items)
 }
 
 /// Use of the requests of workloads.
@@ -465,17 +433,15 @@ impl Report {
 impl Recommendation {
     /// Returns kind and name of the workload.
     fn workload_name(&self) -> String {
-        format!(
-            "{}/{}",
-            self.workload.kind.to_lowercase(),
-            self.workload.name
-        )
+        self.workload.reference()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use k8s_openapi::api::core::v1::Pod;
 
     use super::*;
     use crate::prometheus::fixture::series;

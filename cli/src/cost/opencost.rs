@@ -24,7 +24,7 @@ pub(crate) struct CustomCostResponse {
     costs: Vec<CustomCost>,
 }
 
-/// `CustomCost`: one for each namespace, or each claim. The names of the fields are those of FOCUS.
+/// `CustomCost`: one for each namespace, workload or claim. The names of the fields are those of FOCUS.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CustomCost {
@@ -81,16 +81,15 @@ impl Report {
 impl Cost {
     fn opencost(&self, start: Timestamp, end: Timestamp) -> CustomCost {
         let cost = self.cost.unwrap_or_default();
-        let (name, kind, resource) = match &self.claim {
-            Some(claim) => (
-                claim,
-                "ResourceClaim",
-                format!("{}/{claim}", self.namespace),
-            ),
-            None => (&self.namespace, "Namespace", self.namespace.clone()),
+        let within = |name: &str| format!("{}/{name}", self.namespace);
+        let (name, kind, resource) = match (&self.claim, &self.workload) {
+            (Some(claim), _) => (claim, "ResourceClaim", within(claim)),
+            (None, Some(workload)) => (workload, "Workload", within(workload)),
+            (None, None) => (&self.namespace, "Namespace", self.namespace.clone()),
         };
         let mut labels = BTreeMap::from([("namespace", self.namespace.clone())]);
         labels.extend(self.claim.clone().map(|claim| ("claim", claim)));
+        labels.extend(self.workload.clone().map(|name| ("workload", name)));
         let mut metadata = BTreeMap::from([
             (
                 "memoryGibHours",
@@ -134,6 +133,7 @@ mod tests {
             currency: currency.map(str::to_owned),
             costs: vec![Cost {
                 namespace: "research".to_owned(),
+                workload: None,
                 claim: claim.map(str::to_owned),
                 requested_gpu_hours: 4.0,
                 used_gpu_hours: Some(3.0),
@@ -188,6 +188,23 @@ mod tests {
                 }],
             })
         );
+    }
+
+    #[test]
+    fn names_workloads_as_resources() {
+        let mut report = report(Some("EUR"), None);
+        report.costs[0].workload = Some("deployment/chat".to_owned());
+        let response = report.opencost(end()).expect("a response");
+        let cost = &response.costs[0];
+        assert_eq!(
+            [
+                cost.resource_name.as_str(),
+                cost.resource_type,
+                &cost.provider_id
+            ],
+            ["deployment/chat", "Workload", "research/deployment/chat"]
+        );
+        assert_eq!(cost.labels["workload"], "deployment/chat");
     }
 
     #[test]

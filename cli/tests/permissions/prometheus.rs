@@ -87,6 +87,41 @@ without 1.0 hours of MIG partitions, whose size the metrics do not show
     assert_eq!(printed.code, Some(1), "{printed:?}");
 }
 
+#[test]
+fn costs_of_workloads_need_their_pods() {
+    let cost = [
+        "cost",
+        "--prometheus",
+        "monitoring/prometheus:9090",
+        "--workloads",
+    ];
+    let printed = run(
+        |method, path| match path {
+            "/api/v1/namespaces/a/pods" => list(&json!([{
+                "metadata": {"namespace": "a", "name": "p"},
+                "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]},
+                "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]},
+            }])),
+            path => with_prometheus(method, path),
+        },
+        &cost,
+    );
+    assert!(
+        printed
+            .stdout
+            .contains("\na           pod/p      10.0        4.0 "),
+        "{printed:?}"
+    );
+    let printed = run(with_prometheus, &cost);
+    assert_eq!(printed.code, Some(1), "{printed:?}");
+    assert!(
+        printed.stderr.starts_with("error: cannot list pods; "),
+        "{printed:?}"
+    );
+    let both = [&cost[..], &["--claims"]].concat();
+    assert_eq!(run(with_prometheus, &both).code, Some(2));
+}
+
 /// Prices and a pod of a node driver, each of drava and of a tenant. The server shows those of all namespaces too.
 fn with_imitations(path: &str, names_namespace: bool) -> (u16, Value) {
     let prices = |namespace: &str, price: &str| {

@@ -2,24 +2,31 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context as _;
 use drava_api::recommendation::{PodOwner, job_of};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
 
 /// What creates pods that are alike, with one of their claims.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Workload {
-    pub(super) namespace: String,
-    pub(super) kind: String,
-    pub(super) name: String,
+pub(crate) struct Workload {
+    pub(crate) namespace: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
     /// Name of the claim in the pods.
-    pub(super) claim: String,
+    pub(crate) claim: String,
 }
 
 impl Workload {
+    /// Returns kind and name as the arguments of kubectl: `deployment/web`.
+    pub(crate) fn reference(&self) -> String {
+        format!("{}/{}", self.kind.to_lowercase(), self.name)
+    }
+
     /// Returns whether Kubernetes would call a claim of a pod of this workload so, by the name alone: pod and claim may be gone.
     ///
     /// The name of a claim from a template is that of the pod, that of the claim in the pod, and five generated characters.
@@ -49,16 +56,26 @@ impl Workload {
 
 /// Workloads with pods in the cluster, and their claims.
 #[derive(Debug, Default)]
-pub(super) struct Workloads {
+pub(crate) struct Workloads {
     /// Workload of each claim by namespace and name.
     living: BTreeMap<(String, String), Workload>,
     /// Number of living claims of each workload.
-    pub(super) counts: BTreeMap<Workload, usize>,
+    pub(crate) counts: BTreeMap<Workload, usize>,
 }
 
 impl Workloads {
-    /// Reads the workloads of pods, of which some are of these Jobs.
-    pub(super) fn of(pods: &[Pod], jobs: &[Job]) -> Self {
+    /// Reads the workloads of the pods of a namespace, or of all.
+    ///
+    /// # Errors
+    /// When the API server does not list the pods, or their Jobs.
+    pub(crate) async fn read(client: &Client, namespace: Option<&str>) -> anyhow::Result<Self> {
+        let pods = pods(client, namespace).await?;
+        let jobs = jobs(client, namespace, &pods).await?;
+        Ok(Self::of(&pods, &jobs))
+    }
+
+    /// Returns the workloads of pods, of which some are of these Jobs.
+    pub(crate) fn of(pods: &[Pod], jobs: &[Job]) -> Self {
         let mut workloads = Self::default();
         for (namespace, claim, workload) in pods.iter().flat_map(|pod| claims_of(pod, jobs)) {
             let key = (namespace, claim);
@@ -70,7 +87,7 @@ impl Workloads {
     }
 
     /// Returns the workload whose pods have, or have had, a claim.
-    pub(super) fn find(&self, namespace: &str, claim: &str) -> Option<&Workload> {
+    pub(crate) fn find(&self, namespace: &str, claim: &str) -> Option<&Workload> {
         let key = (namespace.to_owned(), claim.to_owned());
         let living = self.living.get(&key);
         living.or_else(|| {
@@ -80,10 +97,35 @@ impl Workloads {
     }
 
     /// Returns whether a pod of the cluster has the claim.
-    pub(super) fn is_living(&self, namespace: &str, claim: &str) -> bool {
+    pub(crate) fn is_living(&self, namespace: &str, claim: &str) -> bool {
         let key = (namespace.to_owned(), claim.to_owned());
         self.living.contains_key(&key)
     }
+}
+
+/// Lists the pods.
+async fn pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<Pod>> {
+    let pods = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let found = pods.list(&ListParams::default()).await;
+    let found = found.context("cannot list pods; with -n, those of one namespace are enough")?;
+    Ok(found.items)
+}
+
+/// Returns the Jobs, if pods are of some: those of a CronJob are one workload.
+async fn jobs(client: &Client, namespace: Option<&str>, pods: &[Pod]) -> anyhow::Result<Vec<Job>> {
+    if !pods.iter().any(|pod| job_of(&pod.metadata).is_some()) {
+        return Ok(Vec::new());
+    }
+    let jobs = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let found = jobs.list(&ListParams::default()).await;
+    let found = found.context("cannot list jobs; with -n, those of one namespace are enough")?;
+    Ok(found.items)
 }
 
 /// Returns namespace, name and workload of each claim of a pod. A claim that the pod names itself is its own workload: several
