@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Kinds in commands, with the kinds of manifests.
-const KINDS: [(&str, &str); 10] = [
+const KINDS: [(&str, &str); 12] = [
     ("pod", "Pod"),
     ("pods", "Pod"),
     ("job", "Job"),
@@ -23,6 +23,8 @@ const KINDS: [(&str, &str); 10] = [
     ("placementexplanation", "PlacementExplanation"),
     ("resourceclaim", "ResourceClaim"),
     ("gpupolicy", "GpuPolicy"),
+    ("horizontalpodautoscaler", "HorizontalPodAutoscaler"),
+    ("scaledobject", "ScaledObject"),
 ];
 
 /// Verbs with an object of a kind: `describe pod a`, or `wait pod/a`.

@@ -1,4 +1,4 @@
-//! Kueue beside drava, and the example for Volcano, checked against the custom resource definitions of that project.
+//! Kueue beside drava, and the examples for Volcano and KEDA, checked against the custom resource definitions of those projects.
 
 use std::fs;
 use std::path::Path;
@@ -225,6 +225,37 @@ fn kueue_admits_jobs_whose_claims_drava_allocates() -> Result<()> {
     wait_for_usage(&cluster, MEMORY, "0")?;
     let left = ["clusterqueues,resourceflavors", "--all", "--timeout=60s"];
     cluster.kubectl(["delete"].iter().chain(&left))?;
+    Ok(())
+}
+
+#[test]
+fn keda_accepts_its_autoscaler_of_the_example() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("autoscaling")?;
+    tenant.example("autoscaling")?;
+    tenant.kubectl(&[
+        "rollout",
+        "status",
+        "deployment/inference",
+        "--timeout=120s",
+    ])?;
+    tenant.example_file("autoscaling", "hpa")?;
+    let sources = go_module(
+        "github.com/kedacore/keda/v2@v2.18.1",
+        "h1:h6bRt/IOxxtZpJlHSqhdH/lcInH7Z9obxg/JvWOmGAw=",
+    )?;
+    let definition = sources.join("config/crd/bases/keda.sh_scaledobjects.yaml");
+    let _installed = Definition::install(&cluster, &definition)?;
+    let example = workspace_root().join("deploy/examples/autoscaling/scaledobject.yaml");
+    let example = fs::read_to_string(&example)?;
+    tenant.dry_run(&example)?;
+    // The definition does reject what it does not know.
+    let broken = example.replacen("minReplicaCount", "minReplicas", 1);
+    let rejection = tenant.dry_run(&broken).err().context("accepted")?;
+    ensure!(
+        format!("{rejection:#}").contains("minReplicas"),
+        "{rejection:#}"
+    );
     Ok(())
 }
 

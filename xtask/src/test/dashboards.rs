@@ -52,6 +52,12 @@ const BY_REQUEST_VALUES: [(&str, f64); 4] = [
 /// Pages with queries, each in a fence `promql`, or in the configuration of an autoscaler.
 const PAGES: [&str; 2] = ["docs/alerts.md", "docs/operations.md"];
 
+/// Directory of the manifests of autoscalers, whose metrics are those of the recipe.
+const AUTOSCALERS: &str = "deploy/examples/autoscaling";
+
+/// The recipe.
+const RECIPE: &str = "docs/operations.md";
+
 /// What is checked of a dashboard.
 struct Dashboard {
     file: PathBuf,
@@ -83,17 +89,87 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
         ensure!(!found.is_empty(), "{page} has no query");
         of_pages.extend(found);
     }
+    let recipe = fs::read_to_string(root.join(RECIPE))?;
+    let autoscalers = autoscalers()?;
+    let mut outcome = Outcome::of_check(
+        "metrics of autoscalers",
+        check_autoscalers(&autoscalers, &recipe),
+    );
+    for autoscaler in &autoscalers {
+        add_queries(autoscaler, &mut of_pages);
+    }
     queries.extend(of_pages.iter().cloned());
     fs::write(&test, test_of(&queries, &series))
         .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
-    let mut outcome = log.check(command)?;
+    outcome += log.check(command)?;
     outcome += log.check(schema(&dashboards)?)?;
     let metrics = fs::read_to_string(root.join("docs/reference/metrics.md"))?;
     let documented = check_metrics(&dashboards, &of_pages, &metrics);
     outcome += Outcome::of_check("metrics of the dashboards", documented);
     Ok(outcome)
+}
+
+/// Reads the objects of the example with autoscalers.
+fn autoscalers() -> Result<Vec<Value>> {
+    let directory = workspace_root().join(AUTOSCALERS);
+    let mut objects = Vec::new();
+    for entry in fs::read_dir(&directory).with_context(|| format!("read {AUTOSCALERS}"))? {
+        let file = entry?.path();
+        if file
+            .extension()
+            .is_some_and(|extension| extension == "yaml")
+        {
+            let text = fs::read_to_string(&file)?;
+            let read: Vec<Value> = serde_saphyr::from_multiple(&text)
+                .with_context(|| format!("read {}", file.display()))?;
+            objects.extend(read);
+        }
+    }
+    Ok(objects)
+}
+
+/// Checks that autoscalers ask for what the recipe provides: a HorizontalPodAutoscaler for the metrics of its rules, and a
+/// ScaledObject with its queries, where only the namespace differs. One of them starts the first pod.
+fn check_autoscalers(objects: &[Value], recipe: &str) -> Result<()> {
+    let of_kind = |kind: &str| {
+        let kind = kind.to_owned();
+        objects.iter().filter(move |object| object["kind"] == kind)
+    };
+    let metrics = of_kind("HorizontalPodAutoscaler").flat_map(|object| {
+        let metrics = object["spec"]["metrics"].as_array();
+        metrics.into_iter().flatten()
+    });
+    let metrics: Vec<&str> = metrics
+        .filter_map(|metric| metric["pods"]["metric"]["name"].as_str())
+        .collect();
+    ensure!(!metrics.is_empty(), "no metric of pods");
+    for metric in metrics {
+        let rule = format!("name: {{as: {metric}}}");
+        ensure!(recipe.contains(&rule), "{RECIPE} has no rule for {metric}");
+    }
+    let mut scales_to_zero = false;
+    for object in of_kind("ScaledObject") {
+        let mut queries = Vec::new();
+        add_queries(object, &mut queries);
+        ensure!(!queries.is_empty(), "a ScaledObject without a query");
+        for query in queries {
+            let query = query.replace("\"default\"", "\"research\"");
+            ensure!(recipe.contains(&query), "{RECIPE} lacks {query}");
+        }
+        let triggers = object["spec"]["triggers"].as_array();
+        let mut triggers = triggers.into_iter().flatten();
+        let activates = triggers.any(|trigger| {
+            let metadata = &trigger["metadata"];
+            // GPU time is none without a pod.
+            let query = metadata["query"].as_str().unwrap_or_default();
+            metadata["activationThreshold"].is_string() && !query.contains("drava_")
+        });
+        scales_to_zero |= object["spec"]["minReplicaCount"] == 0 && activates;
+    }
+    ensure!(scales_to_zero, "no ScaledObject scales to zero and back");
+    Ok(())
 }
 
 /// Returns the queries of a page: those in fences, and those that autoscalers are configured with.
