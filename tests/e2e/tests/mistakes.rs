@@ -101,6 +101,8 @@ fn manifest(mistake: &str) -> Result<(String, &'static str)> {
             "no memory" => (share("{cores: \"30\"}"), ""),
             "more than one GPU's time" => (share("{memory: 8Gi, cores: \"130\"}"), "exceeds 100"),
             "a fraction as cores" => (share("{memory: 8Gi, cores: \"0.3\"}"), ""),
+            "no amount" => (share("{memory: \"0\"}"), "0 is not an amount"),
+            "an amount below zero" => (share("{memory: 8Gi, cores: \"-5\"}"), "-5 is negative"),
             "misspelled capacity" => (share("{memory: 8Gi, mem: 8Gi}"), "no capacity \"mem\""),
             "no container has" => (
                 share("{memory: 8Gi}").replace("resources: {claims: [{name: gpu}]}", ""),
@@ -147,14 +149,15 @@ fn answered(
     })
 }
 
-/// Prints the times until each report.
+/// Prints the times until each report, for a dated run of the page: a time depends on the load of the machine, so that none fails the
+/// test.
 #[test]
 fn answers_mistakes_where_the_page_says() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("mistakes")?;
     let file = std::env::temp_dir().join(format!("drava-mistake-{}.yaml", std::process::id()));
     let rows = rows()?;
-    ensure!(rows.len() == 14, "{} rows", rows.len());
+    ensure!(rows.len() == 16, "{} rows", rows.len());
     let mut longest = Duration::ZERO;
     for row in &rows {
         let (manifest, in_event) = manifest(row.mistake)?;
