@@ -166,6 +166,7 @@ fn partitions_fit_in_any_order() {
     }
 }
 
+/// `k8s.io/dynamic-resource-allocation` 0.37.2 finds the devices, too.
 #[test]
 fn leaves_device_for_selective_request() {
     let mut cluster = cluster(&[("n1", &[80; 16])]);

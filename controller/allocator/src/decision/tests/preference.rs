@@ -174,6 +174,8 @@ fn node_without_extended_resource_is_unfit() {
     assert!(decide(&cluster, "example.com/other").is_err());
 }
 
+/// As in package `deviceclass/extendedresourcecache` of `k8s.io/dynamic-resource-allocation` 0.37.2; at equal times the smaller name
+/// counts.
 #[test]
 fn newest_class_of_extended_resource_counts() {
     use crate::claim::Classes as _;
