@@ -104,7 +104,8 @@ enum Command {
     /// The pods are decided one after the other, each beside those before it, by the controller's allocator on the current
     /// state of the cluster. For a pod that does not fit, the command shows the reason and what would have to change. A gang
     /// starts as a whole or not at all. The queue of pending pods is not considered, and no pod of lower priority is suspended or
-    /// evicted: a note says where that may be. The exit code is 1 if a pod does not fit.
+    /// evicted: a note says where that may be. The exit code is 1 if a pod does not fit, or requests GPUs with the resources of another
+    /// system, which `migrate` translates.
     #[command(
         after_help = "Examples:\n  kubectl drava simulate -f trainer.yaml\n  kubectl drava simulate -f trainer.yaml --replicas 100    # how many fit\n  kubectl drava dump > cluster.json; kubectl drava simulate --dump cluster.json -f trainer.yaml"
     )]
