@@ -244,12 +244,66 @@ pub fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 impl GpuShareRecommendationSpec {
-    /// Returns the name of its object. Different specs of a namespace have different names: only the last part can contain dots.
+    /// Returns the name of its object. Different specs of a namespace have different names: only the last part can contain dots. A
+    /// name that would be too long ends with a hash of it.
     #[must_use]
     pub fn object_name(&self) -> String {
         // The request of an alternative has a slash.
         let request = self.request.replace('/', "--");
         let kind = self.kind.to_lowercase();
-        format!("{kind}.{}.{request}.{}", self.claim, self.name)
+        let full = format!("{kind}.{}.{request}.{}", self.claim, self.name);
+        if full.len() <= LONGEST_NAME {
+            return full;
+        }
+        let hash = format!("{:016x}", fnv(full.as_bytes()));
+        let kept: String = full.chars().take(LONGEST_NAME - hash.len() - 1).collect();
+        // A part of a name ends with a letter or a digit.
+        let kept = kept.trim_end_matches(['.', '-']);
+        format!("{kept}.{hash}")
+    }
+}
+
+/// Longest name of an object, bytes.
+const LONGEST_NAME: usize = 253;
+
+/// Returns the hash FNV-1a: the names of objects stay the same with each build.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_objects_are_short_and_differ() {
+        let spec = |claim: &str, name: &str| GpuShareRecommendationSpec {
+            kind: "Deployment".to_owned(),
+            claim: claim.to_owned(),
+            request: "gpu/small".to_owned(),
+            name: name.to_owned(),
+            ..GpuShareRecommendationSpec::default()
+        };
+        assert_eq!(
+            spec("gpu", "chat").object_name(),
+            "deployment.gpu.gpu--small.chat"
+        );
+        let long = "n".repeat(252);
+        for claim in [
+            "c".repeat(211),
+            "c".repeat(253),
+            format!("{}-", "c".repeat(223)),
+        ] {
+            let names = [format!("{long}a"), format!("{long}b")];
+            let [one, other] = names.map(|name| spec(&claim, &name).object_name());
+            assert_ne!(one, other);
+            assert!(one.len() <= 253 && !one.contains(".."), "{one}");
+            assert!(!one.contains("-."), "{one}");
+        }
+        let fits = spec("c", &"n".repeat(253 - "deployment.c.gpu--small.".len())).object_name();
+        assert_eq!(fits.len(), 253);
+        assert!(fits.ends_with("nnn"), "{fits}");
     }
 }
