@@ -137,6 +137,7 @@ condition_reasons! {
     Granted: Granted, true, "The node driver added the capacity to the limits of the base claim.";
     InUse: Granted, false, "The companion claim is being deleted, and the share of the base claim uses more memory than it keeps.";
     Released: Granted, false, "The companion claim is being deleted, and the share has given its capacity back.";
+    BaseNotPrepared: Granted, false, "The base claim is not prepared on the node: its pod does not run there so far, or no more.";
     Refused: Granted, false, "The claim cannot add its capacity to the base claim.";
     Suspended: Suspended, true, "All processes are checkpointed and NVML shows none of their memory, or there are no \
         processes. New processes wait.";

@@ -92,6 +92,7 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         ConditionReason::Granted
         | ConditionReason::InUse
         | ConditionReason::Released
+        | ConditionReason::BaseNotPrepared
         | ConditionReason::Refused => None,
         // The controller evicts instead, and says so; after a request by hand, the command does.
         ConditionReason::Suspended

@@ -375,8 +375,8 @@ impl<E: Effects> Task<E> {
         }
     }
 
-    /// Reports that companions are released that are being deleted, and whose base has no state on the node. Returns what is left
-    /// to be done.
+    /// Reports that companions are released that are being deleted, and whose base has no state on the node, and that others add to
+    /// nothing. Returns what is left to be done.
     async fn release_without_base(
         &self,
         known: &Found<Known>,
@@ -384,7 +384,14 @@ impl<E: Effects> Task<E> {
         found: &[Companion],
     ) -> Result<Left, String> {
         let mut left = Left::Nothing;
-        for companion in found.iter().filter(|companion| companion.is_ending) {
+        let (ending, others): (Vec<_>, Vec<_>) =
+            found.iter().partition(|companion| companion.is_ending);
+        for companion in others {
+            if !self.report_grant(known, companion, &GrantStatus::NotPrepared) {
+                left = Left::Open;
+            }
+        }
+        for companion in ending {
             let applier = Arc::clone(&self.claims.applier);
             let (uid, dir) = (companion.claim.uid.clone(), self.layout.claim(base));
             let is_free = blocking(move || Ok(!dir.exists() && !applier.has_grant_of(&uid)?));

@@ -52,6 +52,8 @@ pub enum GrantStatus {
     },
     /// It is given back.
     Released,
+    /// Its base is not prepared on the node so far, or no more.
+    NotPrepared,
     /// It is not added, with the reason.
     Refused(String),
 }
@@ -151,6 +153,14 @@ pub(super) fn granted(
         GrantStatus::Released => (
             ConditionReason::Released,
             format!("the limits of claim {base} no longer include this capacity"),
+        ),
+        GrantStatus::NotPrepared => (
+            ConditionReason::BaseNotPrepared,
+            format!(
+                "claim {base}, which label {} names, is not prepared on the node of this one; the capacity is added when its pod \
+                 starts there",
+                names::COMPANION_LABEL
+            ),
         ),
         GrantStatus::Refused(why) => (ConditionReason::Refused, why.clone()),
     };

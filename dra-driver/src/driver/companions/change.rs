@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_api::error::describe;
+use drava_api::names;
 use tokio::time::Instant;
 
 use crate::agent::node::tracked_share::used_bytes;
@@ -219,9 +220,16 @@ impl Recorded {
         if let Some(conflict) = self.conflicts.get(uid) {
             return Some(GrantStatus::Refused(conflict.clone()));
         }
+        if companion.claim.namespace != self.record.claim.namespace {
+            // The UID of a claim of another tenant does not give its name away.
+            return Some(GrantStatus::Refused(format!(
+                "the claim that label {} names is not in its namespace",
+                names::COMPANION_LABEL
+            )));
+        }
         (!self.failures.contains_key(uid)).then(|| {
             GrantStatus::Refused(format!(
-                "the claim must be in the namespace of claim {}, reserved for one pod of that claim and for no other, and its \
+                "the claim must be reserved for one pod of claim {} and for no other, and its \
                  requests must be allocated on the devices of the requests with the same names",
                 self.record.claim
             ))

@@ -31,13 +31,20 @@ struct Fixture {
     answers: Answers,
     /// Paths of the claims whose status was written.
     written: Arc<Mutex<Vec<String>>>,
+    /// What was written.
+    bodies: Arc<Mutex<Vec<String>>>,
     _gpus: watch::Sender<State>,
 }
 
 impl Fixture {
     fn new() -> Self {
         let (answers, written) = (Answers::default(), Arc::<Mutex<Vec<String>>>::default());
-        let client = client(Arc::clone(&answers), Arc::clone(&written));
+        let bodies = Arc::<Mutex<Vec<String>>>::default();
+        let client = client(
+            Arc::clone(&answers),
+            Arc::clone(&written),
+            Arc::clone(&bodies),
+        );
         let node = TestNode::new();
         let health = watch::Sender::new(Arc::default());
         let (reporter, reports) =
@@ -72,6 +79,7 @@ impl Fixture {
             labelled,
             answers,
             written,
+            bodies,
             _gpus: gpus,
         }
     }
@@ -101,18 +109,30 @@ impl Fixture {
     }
 }
 
-fn client(answers: Answers, written: Arc<Mutex<Vec<String>>>) -> Client {
+fn client(
+    answers: Answers,
+    written: Arc<Mutex<Vec<String>>>,
+    bodies: Arc<Mutex<Vec<String>>>,
+) -> Client {
     let service = tower::service_fn(move |request: Request<Body>| {
         let path = request.uri().path().to_owned();
         let name = path.trim_end_matches("/status").rsplit('/').next();
         let answer = answers.lock().unwrap().get(name.unwrap()).cloned();
         let (code, body) = answer.unwrap_or_else(|| (404, failure(404)));
-        if *request.method() == Method::PATCH {
-            written.lock().unwrap().push(path);
+        let (written, bodies) = (Arc::clone(&written), Arc::clone(&bodies));
+        async move {
+            if *request.method() == Method::PATCH {
+                let sent = request.into_body().collect_bytes().await?;
+                bodies
+                    .lock()
+                    .unwrap()
+                    .push(String::from_utf8(sent.to_vec())?);
+                written.lock().unwrap().push(path);
+            }
+            let body = Body::from(body.to_string().into_bytes());
+            let response = Response::builder().status(code).body(body)?;
+            Ok::<_, tower::BoxError>(response)
         }
-        let body = Body::from(body.to_string().into_bytes());
-        let response = Response::builder().status(code).body(body).unwrap();
-        async move { Ok::<_, tower::BoxError>(response) }
     });
     Client::new(service, "default")
 }
@@ -213,10 +233,16 @@ async fn companion_without_base_is_released_when_nothing_has_its_capacity() {
 }
 
 #[tokio::test]
-async fn companion_without_base_is_left_alone() {
+async fn companion_of_claim_that_is_not_prepared_says_so() {
     let mut fixture = Fixture::new();
     fixture.observe("", json!(null));
-    assert_eq!(fixture.review().await, None);
+    assert!(fixture.review().await.is_some(), "it is not written");
+    while fixture.written.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let bodies = fixture.bodies.lock().unwrap();
+    let body = bodies.first().unwrap();
+    assert!(body.contains("BaseNotPrepared"), "{body}");
 }
 
 #[tokio::test]

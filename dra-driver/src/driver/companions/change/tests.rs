@@ -397,18 +397,27 @@ fn companion_that_cannot_add_is_refused_and_holds_up_no_other() {
         pods: BTreeSet::from(["pod-2".to_owned()]),
         ..companion(3, 4)
     };
-    let companions = [companion(2, 100), other, companion(4, 4)];
+    // The claim of another tenant is not named.
+    let mut foreign = companion(5, 4);
+    foreign.claim.namespace = "foreign".to_owned();
+    let companions = [companion(2, 100), other, foreign, companion(4, 4)];
     let record = node.prepare(1, []);
     let none = (&FitsSince::new(), Instant::now());
     let recorded = node.change(&record, &companions, memory(12, 8), none);
     assert_eq!(grants(&recorded), 1);
-    for (companion, expected) in companions
-        .iter()
-        .zip(["cannot use", "reserved for one pod"])
-    {
+    for (companion, expected) in companions.iter().zip([
+        "cannot use",
+        "reserved for one pod",
+        "is not in its namespace",
+    ]) {
         let status = recorded.status_of(companion);
         let refused = matches!(&status, Some(GrantStatus::Refused(why)) if why.contains(expected));
         assert!(refused, "{status:?}");
+        let is_named = format!("{status:?}").contains(&record.claim.name);
+        assert!(
+            !is_named || companion.claim.namespace == record.claim.namespace,
+            "{status:?}"
+        );
     }
 }
 
