@@ -53,6 +53,7 @@ fn applies_changed_limits_to_running_processes() {
         page.write_all_at(write.bytes(), write.offset()).unwrap();
     }
     assert_eq!(process.memory_info().1, 2 * GIB);
+    assert_eq!(process.ok("total 0"), [2 << 30]);
     process.alloc(2 * GIB);
 }
 
