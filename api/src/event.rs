@@ -127,6 +127,9 @@ event_reasons! {
     GrowthRefused: Warning, NodeDriver, "ResourceClaim",
         "The claim has the label of a companion and is prepared for a pod, which uses its capacity: it adds to no other share.",
         "Remove the label `gpu.drava.dev/companion-of` from the claim.";
+    GrowthWaits: Warning, Controller, "Pod",
+        "A claim that is to add to the share of the pod, its companion, is not allocated. The message has the reason.",
+        "Wait until the GPU of the share has room, or delete the companion and request less.";
     ClaimStateMissing: Warning, NodeDriver, "ResourceClaim",
         "Node state of a prepared claim is missing and cannot be recreated at present, so its containers cannot restart.",
         "Remove the cause in the message; the node driver repeats the repair every few seconds.";

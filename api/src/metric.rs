@@ -356,6 +356,8 @@ pub mod controller {
                 "Unbound pods with claims for devices, by the reason of their last rejection; None before the first decision and after an allocation.";
             GANGS = "drava_controller_gangs" Gauge ["state"]
                 "Gangs with unfinished members: pending (a member is not bound) or running.";
+            COMPANIONS = "drava_controller_companions" Gauge ["state"]
+                "Claims that are to add to shares of running pods: waiting (not allocated, may fit later), refused (not allocated, and never will be), allocated, or returning (deleted, and the share keeps the capacity until its programs free it).";
             IN_FLIGHT = "drava_controller_allocations_in_flight" Gauge []
                 "Allocation jobs that are being written.";
             DECISION_SECONDS = "drava_controller_decision_seconds" Histogram []

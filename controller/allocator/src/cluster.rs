@@ -434,6 +434,14 @@ impl Cluster {
         Some(Arc::clone(&device.gpu))
     }
 
+    /// Returns the amount of a capacity that a device publishes.
+    #[must_use]
+    pub fn capacity_of(&self, pool: &str, device: &str, capacity: &str) -> Option<Quantity> {
+        let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
+        let device = pool.devices.get(pool.index_of(device)?)?;
+        device.amount(capacity)
+    }
+
     /// Recomputes the usage of these pools, and of quotas, after a change of the claim's devices.
     fn recount(&mut self, claim: &ObjectKey, pools: &BTreeSet<String>) {
         self.charge(claim);

@@ -106,6 +106,18 @@ impl Explanation {
         }
     }
 
+    /// Creates the explanation of a claim in a namespace whose limits are not known so far.
+    #[must_use]
+    pub fn unknown_namespace(namespace: &str) -> Self {
+        Self::rejected(
+            Reason::NamespaceUnknown,
+            format!(
+                "the labels of namespace {namespace} are not known so far, and quotas or policies select by them; the controller goes \
+                 on when it has read the namespace"
+            ),
+        )
+    }
+
     /// Creates the explanation of a pod whose scheduler is not one of `served`.
     #[must_use]
     pub fn scheduler_not_served(pod: &Pod, served: &[String]) -> Self {

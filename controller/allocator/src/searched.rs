@@ -116,7 +116,7 @@ pub enum Undecided {
 
 impl Undecided {
     /// Returns why the pod fits on no node, of a decision without turns.
-    pub(crate) fn of_endless(self) -> Explanation {
+    pub fn of_endless(self) -> Explanation {
         match self {
             Self::Rejected(explanation) => explanation,
             // An endless turn suspends nothing.

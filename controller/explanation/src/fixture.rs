@@ -68,6 +68,15 @@ pub fn suspend(claim: &mut ResourceClaim) {
     *claim = serde_json::from_value(value).expect("a claim");
 }
 
+/// Makes a claim a companion of the base with a UID, which goes with a pod whose UID is its name.
+pub fn make_companion(claim: &mut ResourceClaim, base: &str, pod: &str) {
+    let label = (names::COMPANION_LABEL.to_owned(), base.to_owned());
+    claim.metadata.labels = Some([label].into());
+    let owner =
+        json!([{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod, "controller": true}]);
+    claim.metadata.owner_references = Some(object(owner));
+}
+
 fn claims() -> Vec<ResourceClaim> {
     vec![
         claim(

@@ -11,6 +11,7 @@ pub mod explain;
 #[cfg(any(test, feature = "fixture"))]
 #[allow(clippy::expect_used, reason = "objects for tests")]
 pub mod fixture;
+pub mod growth;
 pub mod owner;
 pub mod simulate;
 pub mod snapshot;

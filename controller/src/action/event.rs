@@ -23,6 +23,9 @@ use crate::watch::Kind;
 /// Maximum number of pods that an event names.
 const MAX_NAMES: usize = 5;
 
+/// Maximum number of companions whose reasons an event quotes: its message is limited to 1 KiB.
+const MAX_COMPANIONS: usize = 2;
+
 /// An event to publish.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PendingEvent {
@@ -111,6 +114,29 @@ impl PendingEvent {
             regarding,
             reason: EventReason::GpuUnschedulable,
             message: explanation.summary(),
+        }
+    }
+
+    /// Companions of a pod have no allocation: their names, each with the reason.
+    #[must_use]
+    pub fn growth_waits<'a>(
+        pod: ObjectReference,
+        companions: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
+        let mut texts: Vec<String> = companions
+            .map(|(name, why)| {
+                format!("claim {name} does not add to the pod's share so far: {why}")
+            })
+            .collect();
+        let others = texts.len().saturating_sub(MAX_COMPANIONS);
+        texts.truncate(MAX_COMPANIONS);
+        if others > 0 {
+            texts.push(format!("{others} more"));
+        }
+        Self {
+            regarding: pod,
+            reason: EventReason::GrowthWaits,
+            message: texts.join("; "),
         }
     }
 

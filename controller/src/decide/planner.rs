@@ -615,6 +615,7 @@ impl Planner {
         ClusterMetrics {
             pending,
             gangs: self.world.live_pods.count_gangs(),
+            companions: self.backlog.companions.counts(),
             in_flight: self.commitments.in_flight.len(),
             oldest_undelivered: self.commitments.ledger.oldest_undelivered(),
             scheduler_releases: self.reporter.scheduler_releases,

@@ -50,6 +50,8 @@ pub struct ClusterMetrics {
     pub pending: BTreeMap<Option<Reason>, usize>,
     /// Gangs with unfinished members.
     pub gangs: GangCounts,
+    /// Companions by their state.
+    pub companions: CompanionCounts,
     /// Allocation jobs in flight.
     pub in_flight: usize,
     /// When the oldest version of a claim was written that the watch has not delivered.
@@ -64,6 +66,19 @@ pub struct ClusterMetrics {
     pub quotas: Vec<QuotaMetrics>,
     /// What the claims of each namespace have.
     pub namespaces: BTreeMap<String, NamespaceAmounts>,
+}
+
+/// Number of companions by their state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompanionCounts {
+    /// Not allocated; they may fit later.
+    pub waiting: usize,
+    /// Not allocated, and never will be.
+    pub refused: usize,
+    /// Allocated.
+    pub allocated: usize,
+    /// Deleted, but the shares keep their capacity.
+    pub returning: usize,
 }
 
 /// A node with usable devices, or without.
@@ -423,6 +438,14 @@ impl ClusterMetrics {
         ];
         let gangs = gangs.map(|(state, count)| ([state], count as f64));
         table::GANGS.encode(encoder, gangs)?;
+        let companions = [
+            ("waiting", self.companions.waiting),
+            ("refused", self.companions.refused),
+            ("allocated", self.companions.allocated),
+            ("returning", self.companions.returning),
+        ];
+        let companions = companions.map(|(state, count)| ([state], count as f64));
+        table::COMPANIONS.encode(encoder, companions)?;
         table::IN_FLIGHT.encode(encoder, [([], self.in_flight as f64)])?;
         let drift = self.oldest_undelivered.map(|since| since.elapsed());
         let drift = drift.unwrap_or_default().as_secs_f64();

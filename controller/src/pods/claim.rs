@@ -1,7 +1,6 @@
 //! Properties of a ResourceClaim.
 
 use drava_api::condition::{ConditionReason, ConditionType};
-use drava_api::names;
 use drava_api::placement_record::PlacementRecord;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
@@ -52,8 +51,7 @@ pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
 
 /// Returns the UID of the claim to whose shares this one adds, as its companion.
 pub(crate) fn base(claim: &ResourceClaim) -> Option<&str> {
-    let labels = claim.metadata.labels.as_ref()?;
-    labels.get(names::COMPANION_LABEL).map(String::as_str)
+    drava_explanation::growth::base_uid(claim)
 }
 
 /// Returns whether the claim is a companion that is being deleted, and the node driver reports of each of its devices that the

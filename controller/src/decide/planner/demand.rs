@@ -8,7 +8,6 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod::{is_served, is_unschedulable};
 use drava_allocator::pod_request::PodRequest;
-use drava_api::reason::Reason;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -95,7 +94,7 @@ impl Planner {
                 _ => Demand::Allocated,
             },
             Ok(_) if self.world.cluster.has_unknown_limits(pending.namespace()) => {
-                Demand::Unservable(unknown_namespace(pending.namespace()), claims)
+                Demand::Unservable(Explanation::unknown_namespace(pending.namespace()), claims)
             }
             Ok(_) if !is_served(&pending.pod, &self.world.settings.schedulers) => {
                 Demand::Unservable(
@@ -170,16 +169,6 @@ impl Planner {
             claims,
         }))
     }
-}
-
-pub(super) fn unknown_namespace(namespace: &str) -> Explanation {
-    Explanation::rejected(
-        Reason::NamespaceUnknown,
-        format!(
-            "the labels of namespace {namespace} are not known so far, and quotas or policies select by them; the controller goes \
-             on when it has read the namespace"
-        ),
-    )
 }
 
 /// Returns whether the pod has no claims for this driver and is gated until its gang is allocated.

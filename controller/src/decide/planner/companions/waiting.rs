@@ -51,6 +51,11 @@ impl Waiting {
         self.companions.insert(key, companion);
     }
 
+    /// Returns the number of companions.
+    pub(super) fn len(&self) -> usize {
+        self.companions.len()
+    }
+
     /// Removes a companion.
     pub(super) fn remove(&mut self, key: &ObjectKey) {
         let Some(known) = self.companions.remove(key) else {

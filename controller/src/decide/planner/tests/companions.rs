@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::cluster::{TestCluster, applied};
 use crate::action::event::ReleaseReason;
 use crate::fixture::{claim, object, slice};
+use crate::operate::metrics::CompanionCounts;
 
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -82,12 +83,14 @@ fn delete_companion(cluster: &mut TestCluster, reason: &str) {
 fn share_grows_on_its_own_gpu_only() {
     let mut cluster = cluster_with_share();
     // The other GPU has room.
-    cluster.add_claim(companion("60Gi", "", json!(null)));
+    cluster.add_running(&[("b", "20Gi", 5)]);
+    assert_eq!(device_of(&cluster, "b"), "gpu-0-vgpu");
+    cluster.add_claim(companion("40Gi", "", json!(null)));
     assert_eq!(cluster.settle(), [] as [&str; 0]);
     let messages = cluster.messages_of("ResourceClaim/more").join("\n");
     assert!(messages.contains("InsufficientMemory"), "{messages}");
     cluster.delete_claim("more");
-    cluster.add_claim(companion("40Gi", "", json!(null)));
+    cluster.add_claim(companion("20Gi", "", json!(null)));
     assert_eq!(cluster.settle(), ["a → n1"]);
     assert_eq!(device_of(&cluster, "more"), "gpu-0-vgpu");
     let reserved = cluster.claims["more"]
@@ -98,6 +101,58 @@ fn share_grows_on_its_own_gpu_only() {
         .unwrap();
     let consumer = json!({"resource": "pods", "name": "a", "uid": "pod-a"});
     assert_eq!(serde_json::to_value(reserved).unwrap(), json!([consumer]));
+}
+
+#[test]
+fn refuses_companion_that_can_never_fit() {
+    let mut cluster = cluster_with_share();
+    // The GPU has 80 GiB, of which the base has 40: with others that end, 40 GiB fit.
+    cluster.add_running(&[("b", "20Gi", 5)]);
+    cluster.add_claim(companion("41Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let never = "InvalidCompanion: claim more can never fit: it adds 41 GiB to the 40 GiB of claim a, and gpu-0-vgpu of pool n1/gpus \
+                 has 80 GiB altogether; delete it, and request less";
+    assert_eq!(cluster.messages_of("ResourceClaim/more"), [never]);
+    cluster.delete_claim("more");
+    cluster.add_claim(companion("40Gi", "", json!(null)));
+    assert_eq!(cluster.settle(), [] as [&str; 0]);
+    let messages = cluster.messages_of("ResourceClaim/more").join("\n");
+    let waits = "only gpu-0-vgpu of pool n1/gpus counts, where claim a has its share";
+    assert!(messages.contains(waits), "{messages}");
+    cluster.end("b");
+    cluster.advance(RETRY * 8);
+    assert_eq!(cluster.settle(), ["a → n1"]);
+}
+
+/// Nobody looks for a claim that the pod does not name.
+#[test]
+fn pod_says_why_its_companions_wait() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(named("more", "41Gi", "2026-01-01T00:00:00Z"));
+    cluster.settle();
+    let of_pod = |cluster: &TestCluster| {
+        let messages = cluster.messages_of("Pod/a");
+        messages.last().map(|message| (*message).to_owned())
+    };
+    let said = of_pod(&cluster).unwrap();
+    let first = "claim more does not add to the pod's share so far: InvalidCompanion: claim more can never fit";
+    assert!(said.starts_with(first), "{said}");
+    for name in ["again", "third"] {
+        cluster.add_claim(named(name, "42Gi", "2026-01-01T00:00:05Z"));
+    }
+    cluster.settle();
+    cluster.advance(RETRY * 10);
+    cluster.settle();
+    let said = of_pod(&cluster).unwrap();
+    assert!(said.starts_with("claim again does not"), "{said}");
+    assert!(said.ends_with("; 1 more"), "{said}");
+    // A tenant names the pod of another one.
+    let mut cluster = cluster_with_share();
+    let mut forged = companion("41Gi", "", json!(null));
+    forged.metadata.namespace = Some("other".to_owned());
+    cluster.add_claim(forged);
+    cluster.settle();
+    assert_eq!(of_pod(&cluster), None);
 }
 
 #[test]
@@ -278,6 +333,27 @@ fn capacity_is_released_after_share_has_given_it_back() {
     cluster.add_pod_of_priority("b", "40Gi", 0);
     assert_eq!(cluster.settle(), ["b → n1"]);
     assert_eq!(device_of(&cluster, "b"), "gpu-0-vgpu");
+}
+
+#[test]
+fn companions_are_counted_by_state() {
+    let mut cluster = cluster_with_share();
+    cluster.add_claim(named("never", "41Gi", "2026-01-01T00:00:00Z"));
+    cluster.add_claim(named("more", "30Gi", "2026-01-01T00:00:01Z"));
+    cluster.add_claim(named("waits", "20Gi", "2026-01-01T00:00:02Z"));
+    cluster.settle();
+    let counts = |waiting, allocated, returning| CompanionCounts {
+        waiting,
+        refused: 1,
+        allocated,
+        returning,
+    };
+    assert_eq!(cluster.planner.metrics().companions, counts(1, 1, 0));
+    delete_companion(&mut cluster, "InUse");
+    assert_eq!(cluster.planner.metrics().companions, counts(1, 0, 1));
+    cluster.delete_claim("more");
+    cluster.delete_claim("waits");
+    assert_eq!(cluster.planner.metrics().companions, counts(0, 0, 0));
 }
 
 #[test]
