@@ -16,6 +16,7 @@ use drava_api::explanation::{
 use drava_api::names::{self, capacity};
 use drava_explanation::explain::claim::base_name;
 use drava_explanation::explain::{self, ExplainError, Report};
+use drava_explanation::growth;
 use drava_explanation::snapshot::{self, ListError};
 use drava_explanation::table;
 use k8s_openapi::api::core::v1::Pod;
@@ -212,7 +213,14 @@ pub(crate) async fn explain_claim(
     let users = pods
         .iter()
         .filter(|pod| drava_allocator::pod::claims(pod).any(|(_, object)| object == Some(name)));
-    let users: Vec<String> = users.map(ResourceExt::name_any).collect();
+    let mut users: Vec<String> = users.map(ResourceExt::name_any).collect();
+    let claim = claims.iter().find(|claim| claim.name_any() == name);
+    let companion = claim.filter(|claim| growth::base_uid(claim).is_some());
+    let owner = companion.and_then(growth::owner);
+    let mut owned = pods
+        .iter()
+        .filter(|pod| pod.uid().as_ref() == owner.map(|owner| &owner.uid));
+    users.extend(owned.next().map(ResourceExt::name_any));
     let mut snapshot = snapshot::Snapshot::new(&[], &[], &[], &[], claims, Vec::new());
     let settings = decision::defaults();
     let report = explain::claim::explain(&mut snapshot, namespace, name, &settings)?;

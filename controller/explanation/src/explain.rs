@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::advice;
 use crate::changes::{self, Change, changes_text};
+use crate::growth;
 use crate::snapshot::{Held, Snapshot};
 use crate::suspension;
 use crate::terminal::{printable, table};
@@ -55,7 +56,8 @@ pub struct Report {
     /// Devices that are reserved for the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved: Vec<String>,
-    /// Likely mistakes in the pod and its claims, and what the explanation does not know.
+    /// Likely mistakes in the pod and its claims, companions that do not add to its shares, and what the explanation does not
+    /// know.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub advice: Vec<String>,
     /// The pods or gangs for which the only devices are reserved that fit the pod; the summary says so.
@@ -186,6 +188,10 @@ pub fn pod(
     })?;
     let mut report = of_pod(snapshot, &pod, settings, Depth::Devices);
     report.advice = advice_of(snapshot, &pod);
+    if report.state == State::Placed {
+        let companions = growth::of_pod(snapshot, &pod, settings.policies);
+        report.advice.extend(companions);
+    }
     // The text of a condition names no pod of another namespace.
     let is_reserved = report.reason == Some(Reason::Reserved) && report.state == State::Waiting;
     if (report.state == State::Feasible || is_reserved)

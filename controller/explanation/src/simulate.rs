@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::changes::{self, Change};
 use crate::defaults;
 use crate::explain::{Settings, unknown_class};
+use crate::growth;
 use crate::snapshot::Snapshot;
 
 use manifest::Manifest;
@@ -32,6 +33,9 @@ mod report;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     pods: Vec<SimulatedPod>,
+    /// Companions of the manifests, which add to shares of running pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    growths: Vec<SimulatedGrowth>,
     /// Number of pods that fit, of those that request devices.
     fitting: usize,
     requesting: usize,
@@ -49,6 +53,17 @@ struct SimulatedPod {
     pod: String,
     #[serde(flatten)]
     outcome: Outcome,
+}
+
+/// Result for one companion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct SimulatedGrowth {
+    /// Namespace and name.
+    claim: String,
+    /// Whether it fits.
+    fits: bool,
+    /// Where, or why not.
+    detail: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -198,6 +213,9 @@ pub fn run(
             }
         }
     }
+    let companions = manifest.companions();
+    let growths = companions.map(|companion| grow(snapshot, companion, settings));
+    let growths = growths.collect();
     let pairs = members.iter().zip(&outcomes);
     let preempting: BTreeSet<String> = pairs
         .filter_map(|(pod, outcome)| preemption_note(pod, outcome.as_ref()?))
@@ -218,9 +236,36 @@ pub fn run(
             matches!(outcome, Outcome::Placed { .. } | Outcome::Pending { .. })
         }),
         pods,
+        growths,
         skipped: manifest.skipped,
         advice,
     })
+}
+
+/// Decides on a companion, beside the pods of the manifests and the companions before it.
+fn grow(
+    snapshot: &mut Snapshot,
+    companion: &ResourceClaim,
+    settings: &Settings,
+) -> SimulatedGrowth {
+    let (namespace, name) = object_key(&companion.metadata);
+    let placed = growth::place(snapshot, companion, settings.policies);
+    let (fits, detail) = match &placed {
+        Ok(placement) => {
+            snapshot.cluster.assume(placement);
+            let devices = placement.claims.iter().flat_map(|claim| &claim.devices);
+            let devices: Vec<String> = devices
+                .map(|placed| format!("{}/{}", placement.node, placed.device.display_name()))
+                .collect();
+            (true, devices.join(", "))
+        }
+        Err(why) => (false, why.summary()),
+    };
+    SimulatedGrowth {
+        claim: format!("{namespace}/{name}"),
+        fits,
+        detail,
+    }
 }
 
 /// Returns that others may be suspended or evicted for a pod that does not fit.

@@ -2,12 +2,12 @@
 
 use drava_allocator::pod;
 use drava_allocator::usage::AllocatedDevice;
-use drava_api::names;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde::Serialize;
 
 use super::{ExplainError, Report as PodReport, Settings, placement_reason, pod_with_changes};
+use crate::growth;
 use crate::snapshot::Snapshot;
 use crate::suspension;
 
@@ -42,14 +42,13 @@ pub fn base_name(companion: &ResourceClaim, claims: &[ResourceClaim]) -> Option<
 
 impl Base {
     fn of(companion: &ResourceClaim, claims: &[ResourceClaim]) -> Option<Self> {
-        let labels = companion.metadata.labels.as_ref()?;
-        let uid = labels.get(names::COMPANION_LABEL)?;
+        let uid = growth::base_uid(companion)?;
         let namespace = &companion.metadata.namespace;
         let base = claims.iter().find(|claim| {
-            claim.metadata.uid.as_ref() == Some(uid) && claim.metadata.namespace == *namespace
+            claim.metadata.uid.as_deref() == Some(uid) && claim.metadata.namespace == *namespace
         });
         Some(Self {
-            uid: uid.clone(),
+            uid: uid.to_owned(),
             name: base.and_then(|base| base.metadata.name.clone()),
             devices: base.map(devices).unwrap_or_default(),
         })
@@ -94,8 +93,11 @@ enum State {
     OtherDriver,
     /// The claim has no devices.
     Pending {
-        /// The pods that use the claim.
+        /// The pods that use the claim, or with which it goes as a companion.
         pods: Vec<PodReport>,
+        /// Why it is not allocated, for a companion.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
 }
 
@@ -134,6 +136,11 @@ pub fn explain(
             },
         }
     } else {
+        let claim = claim.clone();
+        // A tenant does not see the devices: the controller answers for the pod.
+        let is_known = base.is_some() && snapshot.cluster.usable_pools().next().is_some();
+        let why = is_known.then(|| growth::of_claim(snapshot, &claim, settings.policies));
+        let why = why.flatten();
         let uses = |candidate: &&Pod| {
             candidate.metadata.namespace.as_deref() == Some(namespace)
                 && pod::claims(candidate).any(|(_, object)| object == Some(name))
@@ -145,6 +152,7 @@ pub fn explain(
             .map(|pod| pod_with_changes(snapshot, namespace, pod, settings));
         State::Pending {
             pods: reports.collect::<Result<_, ExplainError>>()?,
+            why,
         }
     };
     Ok(Report {
@@ -164,7 +172,7 @@ impl Report {
     /// Returns the report with the pods that use the claim, if it has no devices.
     #[must_use]
     pub fn with_pods(mut self, users: Vec<PodReport>) -> Self {
-        if let State::Pending { pods } = &mut self.state {
+        if let State::Pending { pods, .. } = &mut self.state {
             *pods = users;
         }
         self
@@ -201,20 +209,28 @@ impl Report {
             State::OtherDriver => {
                 format!("claim {claim}: allocated to devices of other drivers\n")
             }
-            State::Pending { .. } if let Some(base) = &self.base => {
+            State::Pending { pods, why } if let Some(base) = &self.base => {
                 let devices = match base.devices.as_slice() {
                     [] => String::new(),
                     devices => format!(", which has {}", devices.join(", ")),
                 };
+                let reports: Vec<String> = pods.iter().map(PodReport::text).collect();
+                let why = match why {
+                    Some(why) => format!("it {why}\n"),
+                    None if pods.is_empty() => format!(
+                        "the events of claim {claim} say why it has not been allocated so far\n"
+                    ),
+                    None => reports.join("\n"),
+                };
                 format!(
-                    "claim {claim}: not allocated; it {}{devices}\nthe events of claim {claim} say why it has not been allocated so far\n",
+                    "claim {claim}: not allocated; it {}{devices}\n{why}",
                     base.text()
                 )
             }
-            State::Pending { pods } if pods.is_empty() => format!(
+            State::Pending { pods, .. } if pods.is_empty() => format!(
                 "claim {claim}: no pod uses the claim; the controller allocates it for the first pod that does\n"
             ),
-            State::Pending { pods } => {
+            State::Pending { pods, .. } => {
                 let reports: Vec<String> = pods.iter().map(PodReport::text).collect();
                 format!("claim {claim}: not allocated\n{}", reports.join("\n"))
             }
@@ -224,6 +240,8 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use drava_api::names;
+
     use super::*;
     use crate::fixture::{settings, snapshot, snapshot_with, suspend};
 
@@ -288,14 +306,34 @@ mod tests {
         };
         assert_eq!(
             text(&base),
-            "claim default/big: not allocated; it adds to claim a, which has gpu-0-vgpu of pool n1/gpus\nthe events of claim \
-             default/big say why it has not been allocated so far\n"
+            "claim default/big: not allocated; it adds to claim a, which has gpu-0-vgpu of pool n1/gpus\nit is not allocated: \
+             InvalidCompanion: the claim has no pod as its controlling owner; set the pod that it is for in metadata.ownerReferences\n"
         );
         let odd = text("another");
         assert!(
             odd.contains("with the UID another, which the namespace does not have"),
             "{odd}"
         );
+    }
+
+    #[test]
+    fn says_why_companion_waits() {
+        let mut claims = snapshot().claims;
+        let companion = claims
+            .iter_mut()
+            .find(|claim| claim.metadata.name.as_deref() == Some("big"))
+            .expect("a claim");
+        crate::fixture::make_companion(companion, "uid-a", "a-pod");
+        let mut snapshot = snapshot_with(claims);
+        let report = explain(&mut snapshot, "default", "big", &settings()).expect("a claim");
+        assert_eq!(
+            report.text(),
+            "claim default/big: not allocated; it adds to claim a, which has gpu-0-vgpu of pool n1/gpus\nit is not allocated: \
+             InsufficientMemory: most free memory 56 GiB on n1/gpu-0; only gpu-0-vgpu of pool n1/gpus counts, where claim a has its \
+             share\n"
+        );
+        let json = serde_json::to_value(&report).expect("JSON");
+        assert!(json["why"].is_string(), "{json}");
     }
 
     #[test]

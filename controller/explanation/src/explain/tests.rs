@@ -471,3 +471,53 @@ fn notes_likely_mistakes() {
         "{text}"
     );
 }
+
+fn with_companion(memory: &str, change: impl FnOnce(&mut ResourceClaim)) -> Report {
+    let mut claims = snapshot().claims;
+    let big = claims.iter_mut();
+    let mut big = big.filter(|claim| claim.metadata.name.as_deref() == Some("big"));
+    let companion = big.next().unwrap();
+    crate::fixture::make_companion(companion, "uid-a", "a-pod");
+    let mut value = serde_json::to_value(&*companion).unwrap();
+    value["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memory"] =
+        json!(memory);
+    *companion = object(value);
+    change(companion);
+    let mut snapshot = crate::fixture::snapshot_with(claims);
+    super::pod(&mut snapshot, "default", "a-pod", &settings()).unwrap()
+}
+
+#[test]
+fn names_companions_that_add_nothing() {
+    let waits = with_companion("60Gi", |_| {}).text();
+    let line = "note: claim default/big is to add to the share of the pod, and is not allocated: InsufficientMemory: most free memory \
+                56 GiB on n1/gpu-0; only gpu-0-vgpu of pool n1/gpus counts, where claim a has its share\n";
+    assert!(waits.ends_with(line), "{waits}");
+    let never = with_companion("900Gi", |_| {}).text();
+    let line = "InvalidCompanion: claim big can never fit: it adds 900 GiB to the 8 GiB of claim a, and gpu-0-vgpu of pool n1/gpus has \
+                80 GiB altogether; delete it, and request less\n";
+    assert!(never.ends_with(line), "{never}");
+    let fits = with_companion("1Gi", |_| {}).text();
+    assert!(fits.contains("and fits: the controller"), "{fits}");
+    let refused = with_companion("1Gi", |companion| {
+        let mut value = serde_json::to_value(&*companion).unwrap();
+        value["status"] = json!({
+            "allocation": {"devices": {"results": [{"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1/gpus",
+                "device": "gpu-0-vgpu", "shareID": "t", "consumedCapacity": {"memory": "1Gi", "cores": "0", "slots": "1"}}]}},
+            "devices": [{"driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "t",
+                "conditions": [{"type": "Granted", "status": "False", "reason": "Refused", "message": "odd",
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}]}],
+        });
+        *companion = object(value);
+    });
+    let refused = refused.text();
+    assert!(
+        refused.ends_with("and the node driver says Refused: odd\n"),
+        "{refused}"
+    );
+    // A claim of another tenant with the label and the owner.
+    let forged = with_companion("60Gi", |companion| {
+        companion.metadata.namespace = Some("other".to_owned());
+    });
+    assert!(!forged.text().contains("note:"), "{}", forged.text());
+}

@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::SimulateError;
 use crate::advice;
 use crate::defaults::Overheads;
+use crate::growth;
 use crate::snapshot::Snapshot;
 
 /// Taints below `node.kubernetes.io` that the pods of a DaemonSet tolerate.
@@ -122,6 +123,12 @@ impl Manifest {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns the claims that add to shares of running pods.
+    pub(super) fn companions(&self) -> impl Iterator<Item = &ResourceClaim> {
+        let claims = self.claims.iter();
+        claims.filter(|claim| growth::base_uid(claim).is_some())
     }
 
     fn add_pods(

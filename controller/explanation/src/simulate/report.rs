@@ -1,18 +1,19 @@
 //! The report of a simulation as text.
 
-use super::{Outcome, Report, SimulatedPod};
+use super::{Outcome, Report, SimulatedGrowth, SimulatedPod};
 use crate::changes::changes_text;
 use crate::terminal::table;
 
 impl Report {
-    /// Returns whether every pod fits. The simulation cannot know it of pods that request GPUs as other systems do.
+    /// Returns whether every pod and every companion fits. The simulation cannot know it of pods that request GPUs as other systems do.
     #[must_use]
     pub fn all_fit(&self) -> bool {
         let mut pods = self.pods.iter();
-        pods.all(|pod| match pod.outcome {
+        let all_pods_fit = pods.all(|pod| match pod.outcome {
             Outcome::Placed { .. } | Outcome::NoGpuRequest => true,
             Outcome::Pending { .. } | Outcome::Untranslated { .. } => false,
-        })
+        });
+        all_pods_fit && self.growths.iter().all(|growth| growth.fits)
     }
 
     /// Formats the report as text.
@@ -43,7 +44,22 @@ impl Report {
             };
             vec![name, node.to_owned(), detail]
         });
-        let mut text = table(&["POD", "NODE", "DETAIL"], rows.collect());
+        let rows: Vec<Vec<String>> = rows.collect();
+        let mut text = match rows.is_empty() && !self.growths.is_empty() {
+            true => String::new(),
+            false => table(&["POD", "NODE", "DETAIL"], rows),
+        };
+        for growth in &self.growths {
+            let SimulatedGrowth {
+                claim,
+                fits,
+                detail,
+            } = growth;
+            text.push_str(&match fits {
+                true => format!("claim {claim} would add to the share on {detail}\n"),
+                false => format!("claim {claim} would add to no share: {detail}\n"),
+            });
+        }
         if self.requesting > 1 {
             text.push_str(&format!(
                 "{} of {} pods fit\n",

@@ -566,3 +566,35 @@ fn notes_that_others_may_be_suspended_or_evicted() {
         assert!(!text.contains("suspended"), "{text}");
     }
 }
+
+#[test]
+fn companions_fit_beside_pods_or_add_to_no_share() {
+    let companion = |memory: &str| {
+        let mut claim = crate::fixture::object(json!({
+            "kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "more"},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
+                "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory, "cores": "0"}},
+            }}]}},
+        }));
+        crate::fixture::make_companion(&mut claim, "uid-a", "a-pod");
+        let mut document = serde_json::to_value(claim).unwrap();
+        document["kind"] = json!("ResourceClaim");
+        document
+    };
+    let fits = simulated(&[companion("50Gi")]).unwrap();
+    assert_eq!(
+        fits.text(),
+        "claim default/more would add to the share on n1/gpu-0\n"
+    );
+    assert!(fits.all_fit());
+    // 56 GiB are free, of which pods of the manifest take 20.
+    let beside = simulated(&[companion("50Gi"), deployment(1), template("20Gi")]).unwrap();
+    let text = beside.text();
+    assert!(
+        text.contains("claim default/more would add to no share: InsufficientMemory: "),
+        "{text}"
+    );
+    assert!(!beside.all_fit());
+    let never = simulated(&[companion("900Gi")]).unwrap().text();
+    assert!(never.contains("can never fit"), "{never}");
+}
