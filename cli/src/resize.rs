@@ -10,14 +10,14 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use self::share::{Amounts, MIB, Share};
+use self::share::{Amounts, Cores, MIB, Share};
 use crate::{pod, tenant};
 
 mod share;
@@ -81,7 +81,13 @@ fn plan(share: &Share, wanted: Amounts) -> anyhow::Result<Plan> {
         share.own.fits(wanted),
         "claim {} itself has {}, which cannot shrink: claims are immutable",
         share.base.name_any(),
-        share.own
+        share.cores.text(share.own)
+    );
+    ensure!(
+        share.cores == Cores::Time || wanted.cores <= share.total().cores,
+        "the share has computePolicy: spatial, whose programs read their part of the multiprocessors when they start: its memory \
+         grows, its cores stay at {}%",
+        share.total().cores
     );
     let mut kept = share.own;
     let mut delete = Vec::new();
@@ -127,6 +133,12 @@ pub(crate) struct Report {
     claim: String,
     request: String,
     dry_run: bool,
+    /// What the cores of the share are a part of.
+    #[serde(skip)]
+    cores: Cores,
+    /// Name of the GPU and its pool.
+    #[serde(skip)]
+    gpu: String,
     /// Whether the command has seen that the programs have the new limits.
     #[serde(skip)]
     is_complete: bool,
@@ -145,11 +157,11 @@ impl Report {
             pod,
             claim,
             request,
-            before,
-            after,
+            gpu,
             ..
         } = self;
-        if before == after {
+        let [before, after] = [self.before, self.after].map(|amounts| self.cores.text(amounts));
+        if self.before == self.after {
             return format!("pod {pod}: request {request} of claim {claim} has {after} already\n");
         }
         let verb = match (self.dry_run, self.is_complete) {
@@ -161,6 +173,11 @@ impl Report {
             "pod {pod}: request {request} of claim {claim} {verb} {after} (before: {before})\n"
         );
         if self.dry_run {
+            if self.created.is_some() {
+                text.push_str(&format!(
+                    "if {gpu} has that free then, and quotas allow it: no other GPU counts, and nothing is evicted for it\n"
+                ));
+            }
             if let Some(created) = &self.created {
                 let json = serde_json::to_string_pretty(created).unwrap_or_default();
                 text.push_str(&format!("would create:\n{json}\n"));
@@ -238,6 +255,8 @@ pub(crate) async fn run(
         pod: format!("{namespace}/{name}"),
         claim: share.base.name_any(),
         request: share.request.clone(),
+        cores: share.cores,
+        gpu: format!("{} of pool {}", share.device.0, share.device.1),
         dry_run: options.dry_run,
         is_complete: options.timeout > 0,
         before,
@@ -279,6 +298,11 @@ impl Change {
             cores: options.cores.unwrap_or(before.cores),
         };
         ensure!(
+            wanted.memory_bytes > 0,
+            "a share without memory does not exist: --memory {}Mi gives back all that it has gained",
+            share.own.memory_bytes.div_ceil(MIB)
+        );
+        ensure!(
             wanted.memory_bytes >= MIB,
             "--memory {} is less than 1Mi: did you mean {}Mi?",
             wanted.memory_bytes,
@@ -295,6 +319,10 @@ impl Change {
         let plan = plan(&share, wanted)?;
         if plan.add.is_some() {
             share::check_grows(pod, &share.base)?;
+            let slices = slices_of(client, &share.device.1).await?;
+            if let Some(published) = share::published(&share, &slices) {
+                share::check_size(&share, wanted, published)?;
+            }
         }
         if !options.dry_run {
             check_order(&plan, options.timeout)?;
@@ -308,6 +336,18 @@ impl Change {
             plan,
             companion,
         })
+    }
+}
+
+/// Reads the slices of a pool; none if the user may not, which is so for most tenants: the controller refuses what never fits.
+async fn slices_of(client: &Client, pool: &str) -> anyhow::Result<Vec<ResourceSlice>> {
+    let node = names::node_of_pool(pool).unwrap_or(pool);
+    let fields = format!("spec.driver={},spec.nodeName={node}", names::DRIVER);
+    let slices: Api<ResourceSlice> = Api::all(client.clone());
+    match slices.list(&ListParams::default().fields(&fields)).await {
+        Ok(slices) => Ok(slices.items),
+        Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(Vec::new()),
+        Err(error) => Err(tenant::refused(error, "list resourceslices")),
     }
 }
 

@@ -1,13 +1,13 @@
 //! The share of a running pod, and the companions that add to it.
 
-use std::fmt;
-
 use anyhow::{Context as _, bail};
 use drava_allocator::claim::request_class;
+use drava_allocator::division::Division;
+use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
 use drava_api::condition::ConditionType;
 use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -67,10 +67,35 @@ impl Amounts {
     }
 }
 
-impl fmt::Display for Amounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = self.memory_bytes.div_ceil(MIB);
-        write!(f, "{mib} MiB, {}% of GPU time", self.cores)
+/// What the cores of a share are a part of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cores {
+    Time,
+    /// Its programs read their part when they start, so it stays as it is.
+    Multiprocessors,
+}
+
+impl Cores {
+    fn of(claim: &ResourceClaim, request: &str) -> Self {
+        let mut devices = AllocatedDevice::of_claim(claim).into_iter();
+        let device = devices.find(|device| device.request == request);
+        match device.map(|device| device.access) {
+            Some(DeviceAccess::Share(_, Division::Multiprocessors(_))) => Self::Multiprocessors,
+            _ => Self::Time,
+        }
+    }
+
+    /// Formats amounts of such a share.
+    pub(super) fn text(self, amounts: Amounts) -> String {
+        let Amounts {
+            memory_bytes,
+            cores,
+        } = amounts;
+        let mib = memory_bytes.div_ceil(MIB);
+        match self {
+            Self::Time => format!("{mib} MiB, {cores}% of GPU time"),
+            Self::Multiprocessors => format!("{mib} MiB, {cores}% of the multiprocessors"),
+        }
     }
 }
 
@@ -83,6 +108,10 @@ pub(super) struct Share {
     pub(super) request: String,
     /// Its device class.
     pub(super) class: String,
+    /// Name of its device, and of the pool of that.
+    pub(super) device: (String, String),
+    /// What its cores are a part of.
+    pub(super) cores: Cores,
     /// Amounts of the claim itself.
     pub(super) own: Amounts,
     /// What its companions add, oldest first.
@@ -132,6 +161,43 @@ pub(super) fn check_grows(pod: &Pod, base: &ResourceClaim) -> anyhow::Result<()>
         base.name_any(),
         pod.name_any()
     )
+}
+
+/// Refuses totals that the GPU of the share does not have, as it is published.
+pub(super) fn check_size(share: &Share, wanted: Amounts, published: Amounts) -> anyhow::Result<()> {
+    let (device, pool) = &share.device;
+    if !wanted.fits(published) {
+        bail!(
+            "the share can never have {}: {device} of pool {pool} has {} altogether, and a share grows on its own GPU only",
+            share.cores.text(wanted),
+            share.cores.text(published)
+        );
+    }
+    Ok(())
+}
+
+/// Returns what the device of a share has altogether; `None` if no slice has it.
+pub(super) fn published(share: &Share, slices: &[ResourceSlice]) -> Option<Amounts> {
+    let (name, pool) = &share.device;
+    let of_pool = slices.iter().filter(|slice| slice.spec.pool.name == *pool);
+    // Slices of an older generation are being replaced.
+    let generation = of_pool
+        .clone()
+        .map(|slice| slice.spec.pool.generation)
+        .max();
+    let newest = of_pool.filter(|slice| Some(slice.spec.pool.generation) == generation);
+    let mut devices = newest.flat_map(|slice| slice.spec.devices.iter().flatten());
+    let device = devices.find(|device| device.name == *name)?;
+    let amount = |name: &str| {
+        let capacity = device.capacity.as_ref()?.get(name)?;
+        Quantity::try_from(&capacity.value)
+            .ok()?
+            .to_u64_rounded_up()
+    };
+    Some(Amounts {
+        memory_bytes: amount(names::capacity::MEMORY)?,
+        cores: amount(names::capacity::CORES)?,
+    })
 }
 
 /// Finds the share of a pod by the name of its claim in the pod and the name of its request, where they are given.
@@ -191,6 +257,8 @@ pub(super) fn find(
     Ok(Share {
         companions: companions(pod, claims, claim, &request)?,
         base: (*claim).clone(),
+        device: (result.device.clone(), result.pool.clone()),
+        cores: Cores::of(claim, &result.request),
         own: Amounts::of(result),
         class,
         request,

@@ -1,7 +1,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::from_value;
 
-use super::share::{check_grows, check_runs, find, unsettled};
+use super::share::{check_grows, check_runs, check_size, find, published, unsettled};
 use super::wait::{invalid, newest, refusal};
 use super::*;
 
@@ -23,6 +23,8 @@ fn share(companions: &[(u64, u64)]) -> Share {
         base: ResourceClaim::default(),
         request: "gpu".to_owned(),
         class: names::class::VGPU.to_owned(),
+        device: ("gpu-0-vgpu".to_owned(), "n/gpus".to_owned()),
+        cores: Cores::Time,
         own: amounts(8, 20),
         companions: companions
             .map(|(index, (gib, cores))| (format!("c{index}"), amounts(*gib, *cores)))
@@ -56,7 +58,7 @@ fn plans_companions_for_wanted_total() {
                     .map(|name| (*name).to_owned())
                     .collect::<Vec<_>>()[..]
             ),
-            "{companions:?} {wanted}"
+            "{companions:?} {wanted:?}"
         );
     }
     let cores_only = plan(&share(&[]), amounts(8, 50)).unwrap().add;
@@ -399,22 +401,29 @@ fn invalid_companion_is_told_by_code_of_event() {
 
 #[test]
 fn says_what_is_not_known_to_have_happened() {
-    let report = |is_complete| {
+    let report = |dry_run, is_complete| {
         let report = Report {
             pod: "a/app".to_owned(),
             claim: "base".to_owned(),
             request: "gpu".to_owned(),
-            dry_run: false,
+            cores: Cores::Time,
+            gpu: "gpu-0-vgpu of pool n/gpus".to_owned(),
+            dry_run,
             is_complete,
             before: amounts(8, 20),
             after: amounts(12, 20),
-            created: None,
+            created: dry_run.then(|| json!({})),
             deleted: Vec::new(),
         };
         report.text()
     };
-    assert!(report(true).contains("of claim base has 12288 MiB"));
-    assert!(report(false).contains("of claim base is to have 12288 MiB"));
+    assert!(report(false, true).contains("of claim base has 12288 MiB"));
+    assert!(report(false, false).contains("of claim base is to have 12288 MiB"));
+    let dry = report(true, true);
+    assert!(
+        dry.contains("would have 12288 MiB, 20% of GPU time (before: 8192 MiB, 20% of GPU time)\nif gpu-0-vgpu of pool n/gpus has"),
+        "{dry}"
+    );
 }
 
 #[test]
@@ -433,4 +442,55 @@ fn companions_are_numbered() {
     let first = companion_name(&long, &[]);
     assert!(first.len() < 253, "{first}");
     assert!(companion_name(&long, &[named(&first)]).ends_with("-more-2"));
+}
+
+#[test]
+fn share_cannot_have_more_than_its_gpu() {
+    let slice = |generation: i64, gib: u64| {
+        let capacity = json!({"memory": {"value": format!("{gib}Gi")}, "cores": {"value": "100"}});
+        let slice = json!({
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": names::DRIVER, "nodeName": "n",
+                "pool": {"name": "n/gpus", "generation": generation, "resourceSliceCount": 1},
+                "devices": [
+                    {"name": "gpu-0", "capacity": {"memory": {"value": "900Gi"}, "cores": {"value": "100"}}},
+                    {"name": "gpu-0-vgpu", "capacity": capacity},
+                ],
+            },
+        });
+        from_value::<ResourceSlice>(slice).unwrap()
+    };
+    let share = share(&[]);
+    let has = published(&share, &[slice(1, 40), slice(2, 80)]).unwrap();
+    assert_eq!(has, amounts(80, 100));
+    check_size(&share, amounts(80, 100), has).unwrap();
+    let error = check_size(&share, amounts(81, 20), has).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the share can never have 82944 MiB, 20% of GPU time: gpu-0-vgpu of pool n/gpus has 81920 MiB, 100% of GPU time altogether, \
+         and a share grows on its own GPU only"
+    );
+    assert_eq!(published(&share, &[]), None);
+}
+
+#[test]
+fn spatial_share_grows_in_memory_only() {
+    let config = json!([{"source": "FromClass", "opaque": {"driver": names::DRIVER, "parameters": {
+        "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": "spatial",
+    }}}]);
+    let base = base(json!({"/status/allocation/devices/config": config}));
+    let share = find(&pod(json!({})), &[base], (None, None)).unwrap();
+    let memory = plan(&share, amounts(12, 20)).unwrap();
+    assert_eq!(memory.add, Some(amounts(4, 0)));
+    let error = plan(&share, amounts(8, 30)).unwrap_err().to_string();
+    assert!(
+        error.ends_with("its memory grows, its cores stay at 20%"),
+        "{error}"
+    );
+    let error = plan(&share, amounts(8, 10)).unwrap_err().to_string();
+    assert!(
+        error.contains("8192 MiB, 20% of the multiprocessors, which cannot shrink"),
+        "{error}"
+    );
 }

@@ -660,6 +660,49 @@ fn names_missing_objects_and_permissions_in_one_line() {
     );
 }
 
+/// Nothing is created that waits for ever, and a dry run promises nothing.
+#[test]
+fn resize_refuses_what_can_never_be() {
+    let answer = |method: &str, path: &str| match (method, path.split('?').next()) {
+        ("GET", Some("/apis/resource.k8s.io/v1/namespaces/a/resourceclaims")) => {
+            list(&json!([Share::idle().claim]))
+        }
+        ("GET", Some("/apis/resource.k8s.io/v1/resourceslices")) => {
+            let capacity = json!({"memory": {"value": "80Gi"}, "cores": {"value": "100"}});
+            list(&json!([{"metadata": {"name": "s"}, "spec": {
+                "driver": "gpu.drava.dev", "nodeName": "n1",
+                "pool": {"name": "n1/gpus", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": "gpu-0-vgpu", "capacity": capacity}],
+            }}]))
+        }
+        ("GET", _) => Share::idle().answer(method, path),
+        _ => panic!("{method} {path}"),
+    };
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let command = [&["resize", "p", "--memory", "900Gi"], dry_run].concat();
+        let printed = run(answer, &command);
+        assert!(
+            printed
+                .stderr
+                .contains("the share can never have 921600 MiB"),
+            "{printed:?}"
+        );
+        assert_eq!(printed.code, Some(1));
+    }
+    let printed = run(answer, &["resize", "p", "--memory", "9Gi", "--dry-run"]);
+    assert!(
+        printed
+            .stdout
+            .contains("\nif gpu-0-vgpu of pool n1/gpus has that free then"),
+        "{printed:?}"
+    );
+    let printed = run(answer, &["resize", "p", "--memory", "0"]);
+    assert_eq!(
+        printed.stderr,
+        "error: a share without memory does not exist: --memory 8192Mi gives back all that it has gained\n"
+    );
+}
+
 /// Another resize creates its claim between the plan and the creation.
 #[test]
 fn resize_goes_on_from_one_that_came_first() {
