@@ -284,7 +284,6 @@ mod tests {
             claim: claim.to_owned(),
             request: "gpu/small".to_owned(),
             name: name.to_owned(),
-            ..GpuShareRecommendationSpec::default()
         };
         assert_eq!(
             spec("gpu", "chat").object_name(),
