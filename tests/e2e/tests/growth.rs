@@ -16,8 +16,12 @@ const OUTAGE: Duration = Duration::from_secs(60);
 
 /// Returns the limit that a program of the pod sees, MiB.
 fn total_mib(tenant: &Namespace<'_>, pod: &str) -> Result<u64> {
+    total_mib_in(tenant, pod, "app")
+}
+
+fn total_mib_in(tenant: &Namespace<'_>, pod: &str, container: &str) -> Result<u64> {
     let info = tenant
-        .exec(pod, "app", &["cuda-probe", "info", "-o", "json"])?
+        .exec(pod, container, &["cuda-probe", "info", "-o", "json"])?
         .json()?;
     let bytes = info["devices"][0]["totalBytes"]
         .as_u64()
@@ -39,6 +43,18 @@ fn start(tenant: &Namespace<'_>, pod: &str, memory: &str) -> Result<()> {
         &format!("{{memory: {memory}}}"),
     ))?;
     tenant.running(pod)
+}
+
+/// Starts the pod `grow`, whose share has no cores, beside `other`, which has 20 of the same GPU.
+fn start_beside_other(tenant: &Namespace<'_>) -> Result<()> {
+    for (pod, cores) in [("grow", 0), ("other", 20)] {
+        let capacity = format!("{{memory: 2Gi, cores: \"{cores}\"}}");
+        tenant.apply(&pod_with_share(pod, "vgpu.drava.dev", &capacity))?;
+        tenant.running(pod)?;
+    }
+    let (grow, other) = (tenant.devices_of("grow")?, tenant.devices_of("other")?);
+    ensure!(grow == other, "pods use several GPUs: {grow:?}, {other:?}");
+    Ok(())
 }
 
 #[test]
@@ -146,25 +162,91 @@ fn running_share_grows_and_gives_back() -> Result<()> {
 }
 
 #[test]
+fn share_of_two_containers_grows_for_both() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("growth-pair")?;
+    let second = "  - name: second
+    image: localhost/drava-demo:dev
+    imagePullPolicy: IfNotPresent
+    command: [sleep, infinity]
+    resources: {claims: [{name: gpu}]}
+";
+    let pair = pod_with_share("pair", "vgpu.drava.dev", "{memory: 3Gi}");
+    tenant.apply(&pair.replace("  containers:\n", &format!("  containers:\n{second}")))?;
+    tenant.running("pair")?;
+    let resize = |memory: &str| {
+        let grown = cluster.drava(&["-n", tenant.name(), "resize", "pair", "--memory", memory])?;
+        ensure!(grown.code == 0, "{grown:?}");
+        Ok(())
+    };
+    let see = |mib: u64| {
+        for container in ["app", "second"] {
+            let total = total_mib_in(&tenant, "pair", container)?;
+            ensure!(total == mib, "{container} sees {total} MiB");
+        }
+        Ok(())
+    };
+    see(3072)?;
+    resize("5Gi")?;
+    see(5120)?;
+    // What one of them uses the other one does not have.
+    std::thread::scope(|scope| -> Result<()> {
+        let holder = scope.spawn(|| {
+            let probe = ["cuda-probe", "alloc", "--mib", "4500", "--hold", "10"];
+            tenant.exec("pair", "second", &probe)
+        });
+        wait("the other container has the rest", || {
+            let probe = ["cuda-probe", "alloc", "--mib", "1", "-o", "json"];
+            let seen = tenant.exec("pair", "app", &probe)?.json()?;
+            let free = seen["before"]["freeBytes"].as_u64().context("freeBytes")?;
+            Ok((free < 600 * MIB).then_some(()))
+        })?;
+        let held = holder
+            .join()
+            .map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        ensure!(held.code == 0, "{held:?}");
+        Ok(())
+    })?;
+    resize("3Gi")?;
+    see(3072)?;
+    cluster.check_allocations()
+}
+
+#[test]
 fn growth_that_does_not_fit_says_why_and_ends_with_pod() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("no-growth")?;
-    start(&tenant, "grow", "2Gi")?;
-    let resize = |memory: &str| {
+    start_beside_other(&tenant)?;
+    let resize_to = |option: &str, amount: &str| {
         cluster.drava(&[
             "-n",
             tenant.name(),
             "resize",
             "grow",
-            "--memory",
-            memory,
+            option,
+            amount,
             "--timeout",
             "5",
         ])
     };
-    let refused = resize("500Gi")?;
+    let resize = |memory: &str| resize_to("--memory", memory);
+    // More than the GPU has is refused at once, and leaves nothing that holds up the next resize.
+    let never = resize("500Gi")?;
+    ensure!(never.code == 1, "{never:?}");
+    ensure!(never.stderr.contains("can never"), "{never:?}");
+    ensure!(companions(&tenant)?.is_empty(), "{never:?}");
+    let refused = resize_to("--cores", "90")?;
     ensure!(refused.code == 1, "{refused:?}");
-    ensure!(refused.stderr.contains("InsufficientMemory"), "{refused:?}");
+    ensure!(refused.stderr.contains("InsufficientCores"), "{refused:?}");
+    tenant.event("grow", "GrowthWaits: claim ")?;
+    let explained = cluster.drava(&["-n", tenant.name(), "explain", "pod", "grow"])?;
+    ensure!(
+        explained
+            .stdout
+            .contains("is not allocated: InsufficientCores")
+            && explained.stdout.contains("counts, where claim"),
+        "{explained:?}"
+    );
     let again = resize("3Gi")?;
     ensure!(
         again.stderr.contains("waits for its allocation"),
@@ -279,8 +361,9 @@ fn growth_outlives_api_server_driver_and_kubelet() -> Result<()> {
 fn companion_that_waits_ends_with_its_pod() -> Result<()> {
     let cluster = TestCluster::attach()?;
     let tenant = cluster.namespace("growth-ends")?;
-    start(&tenant, "grow", "2Gi")?;
-    let refused = resize(&cluster, &tenant, "grow", "500Gi", "5")?;
+    start_beside_other(&tenant)?;
+    let more = ["resize", "grow", "--cores", "90", "--timeout", "5"];
+    let refused = cluster.drava(&[&["-n", tenant.name()], &more[..]].concat())?;
     ensure!(refused.code == 1, "{refused:?}");
     let waiting = companions(&tenant)?;
     ensure!(
@@ -291,6 +374,7 @@ fn companion_that_waits_ends_with_its_pod() -> Result<()> {
     wait("the companion ends with its pod", || {
         Ok(companions(&tenant)?.is_empty().then_some(()))
     })?;
+    tenant.delete_pods(&["other"])?;
     cluster.first_node().wait_until_clean()
 }
 
