@@ -112,6 +112,8 @@ macro_rules! condition_reasons {
 
 condition_reasons! {
     Prepared: Prepared, true, "The node driver prepared the device.";
+    IncompatibleClaims: Prepared, false, "A container has a claim with `computePolicy: spatial` and another claim for GPUs; none of \
+        its containers starts.";
     Interposed: Enforced, true, "libvgpu enforces the limits of the share.";
     LimitedByDriver: Enforced, true, "The NVIDIA driver limits the memory of the share's containers, and libvgpu enforces all limits.";
     Partly: Enforced, false, "The memory of the share is limited. Its part of the multiprocessors is not: MPS takes it from an \

@@ -59,6 +59,7 @@ reasons! {
     InvalidRequest: "A requested amount is invalid.";
     InvalidConfig: "The opaque config is invalid.";
     Unsupported: "The claim uses a feature that is not supported.";
+    IncompatibleClaims: "A container has a claim with `computePolicy: spatial` and another claim for GPUs.";
     NoDevices: "No node publishes devices.";
     QuotaExceeded: "The claim, or the claims of the namespace together, would exceed a GpuQuota.";
     NamespaceUnknown: "Quotas or policies select namespaces by labels, and those of the pod's namespace are not known so far.";

@@ -221,6 +221,17 @@ pub enum ClaimProblem {
         /// The feature.
         feature: String,
     },
+    /// A container has a claim with `computePolicy: spatial` and another one.
+    #[error(
+        "the container {container:?} has the claim {other} too; beside a claim with computePolicy: spatial a container has no other \
+         claim for GPUs, because its programs find the MPS daemon of one GPU only: give it one of the claims"
+    )]
+    Incompatible {
+        /// Name of the container.
+        container: String,
+        /// Name of the other claim.
+        other: String,
+    },
 }
 
 /// Source of device classes.
@@ -302,6 +313,18 @@ pub fn request_class<'a>(claim: &'a dra::ResourceClaim, request: &str) -> Option
     let mut alternatives = requests.flat_map(raw_alternatives);
     let named = alternatives.find(|alternative| alternative.name == request)?;
     Some(named.class)
+}
+
+impl ClaimSpec {
+    /// Returns whether the claim may get a share of the multiprocessors of a GPU.
+    #[must_use]
+    pub fn may_be_spatial(&self) -> bool {
+        let mut alternatives = self
+            .requests
+            .iter()
+            .flat_map(|request| &request.alternatives);
+        alternatives.any(|alternative| alternative.division != Division::Time)
+    }
 }
 
 impl ClaimId {

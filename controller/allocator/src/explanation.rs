@@ -234,6 +234,7 @@ impl From<ClaimError> for Explanation {
             ClaimProblem::Amount { .. } => Reason::InvalidRequest,
             ClaimProblem::Config { .. } => Reason::InvalidConfig,
             ClaimProblem::Unsupported { .. } => Reason::Unsupported,
+            ClaimProblem::Incompatible { .. } => Reason::IncompatibleClaims,
         };
         Self::rejected(reason, error.to_string())
     }

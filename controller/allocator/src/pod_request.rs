@@ -7,14 +7,17 @@ use drava_api::reason::Reason;
 use k8s_openapi::api::core::v1::{Container, NodeSelector, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
-use crate::claim::{self, Alternative, ClaimError, ClaimId, ClaimSpec, Classes, Count, Ownership};
+use crate::claim::{
+    self, Alternative, ClaimError, ClaimId, ClaimProblem, ClaimSpec, Classes, Count, Ownership,
+};
+use crate::division::Division;
 use crate::explanation::Explanation;
 use crate::node::PodDemand;
 use crate::pod::{self, containers};
 use crate::search::input::ContainerDevices;
 use crate::searched::SearchedNodes;
 use crate::selector::{DriverMatch, Selectors};
-use crate::usage::AllocatedDevice;
+use crate::usage::{AllocatedDevice, DeviceAccess};
 
 /// Request of one pod.
 #[derive(Debug, Clone, Default)]
@@ -49,6 +52,14 @@ struct ContainerClaims {
     allocated: Vec<(String, String)>,
 }
 
+/// A claim for this driver, allocated or not.
+struct OwnClaim<'a> {
+    /// Name in the pod.
+    entry: &'a str,
+    id: ClaimId,
+    is_spatial: bool,
+}
+
 impl PodRequest {
     /// Creates the request of a pod from its claims, each with its name in the pod.
     ///
@@ -71,6 +82,7 @@ impl PodRequest {
                 ..ContainerClaims::default()
             })
             .collect();
+        let mut own = Vec::new();
         for (pod_claim, object) in claims {
             if let Some(allocation) = object
                 .status
@@ -82,6 +94,7 @@ impl PodRequest {
                         .pinned_by
                         .push((ClaimId::of(object), selector.clone()));
                 }
+                own.extend(OwnClaim::of_allocated(pod_claim, object));
                 pod_request.add_allocated(pod, pod_claim, object);
                 continue;
             }
@@ -94,6 +107,11 @@ impl PodRequest {
                         .get_or_insert_with(|| Explanation::from(error));
                 }
                 Ownership::Ours(spec) => {
+                    own.push(OwnClaim {
+                        entry: pod_claim,
+                        id: spec.id.clone(),
+                        is_spatial: spec.may_be_spatial(),
+                    });
                     let next = pod_request.claims.len();
                     // A claim that the pod lists under two names is allocated once.
                     let position = match pod_request
@@ -110,6 +128,9 @@ impl PodRequest {
                     pod_request.add_unallocated(pod, pod_claim, position);
                 }
             }
+        }
+        if let Some(error) = incompatible(pod, &own) {
+            return Err(error);
         }
         if pod_request.unallocatable.is_none() {
             pod_request.unallocatable = extended_resource(pod, classes, selectors);
@@ -213,6 +234,38 @@ impl PodRequest {
             })
             .collect()
     }
+}
+
+impl<'a> OwnClaim<'a> {
+    /// Returns an allocated claim, if it has devices of this driver.
+    fn of_allocated(entry: &'a str, object: &ResourceClaim) -> Option<Self> {
+        let devices = AllocatedDevice::of_claim(object);
+        let is_spatial = |device: &AllocatedDevice| matches!(&device.access, DeviceAccess::Share(_, division) if *division != Division::Time);
+        (!devices.is_empty()).then(|| Self {
+            entry,
+            id: ClaimId::of(object),
+            is_spatial: devices.iter().any(is_spatial),
+        })
+    }
+}
+
+/// Returns why the claims of a container do not go together: a program is a client of one MPS daemon, which serves one GPU. The node
+/// driver refuses such a pod, too, but only after it is bound.
+fn incompatible(pod: &Pod, claims: &[OwnClaim<'_>]) -> Option<ClaimError> {
+    containers(pod).find_map(|container| {
+        let is_used = |claim: &&OwnClaim<'_>| requests_of(container, claim.entry).next().is_some();
+        let used: Vec<_> = claims.iter().filter(is_used).collect();
+        let spatial = used.iter().find(|claim| claim.is_spatial)?;
+        // A claim that the pod lists under two names is one claim.
+        let other = used.iter().find(|claim| claim.id != spatial.id)?;
+        Some(ClaimError {
+            claim: Box::new(spatial.id.clone()),
+            problem: ClaimProblem::Incompatible {
+                container: container.name.clone(),
+                other: other.id.to_string(),
+            },
+        })
+    })
 }
 
 /// Explains the first extended resource of a class whose devices can be of this driver (KEP-5004). Such a request has no

@@ -459,7 +459,7 @@ impl Simulation<'_> {
         let cluster = &snapshot.cluster;
         let request = match PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors) {
             Ok(request) => request,
-            Err(error) => return Ok(pending(error.to_string())),
+            Err(error) => return Ok(pending(Explanation::from(error).summary())),
         };
         if request.claims.is_empty() {
             let impossible = request

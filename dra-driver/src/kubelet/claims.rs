@@ -520,6 +520,22 @@ impl<E: Effects> ClaimService<E> {
         Ok(())
     }
 
+    /// Writes that a claim is refused, though it has its record.
+    fn report_refused(
+        &self,
+        found: Option<ResourceClaim>,
+        record: &ClaimRecord,
+        error: &PrepareError,
+    ) {
+        if let (PrepareError::Beside(error), Some(found)) = (error, found)
+            && let State::Known(node) = self.gpus.borrow().clone()
+        {
+            let refused = Injection::Incompatible(error.to_string());
+            self.reporter
+                .devices(&found, record, &node.inventory, &refused);
+        }
+    }
+
     /// Returns a pod of a claim.
     async fn pod(&self, claim: &ClaimRef, pod: PodRef) -> Option<(Pod, PodRef)> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
@@ -585,9 +601,11 @@ impl<E: Effects> Claims for ClaimService<E> {
                 self.check_runtime_classes(claim, found).await?;
             }
             let pods = found.as_ref().map(reserving_pods).unwrap_or_default();
+            let object = found.clone();
             let error = match self.prepare_locked(claim, found, lock).await {
                 Ok(record) => {
-                    self.check_containers(claim, &record, pods).await?;
+                    let checked = self.check_containers(claim, &record, pods).await;
+                    checked.inspect_err(|error| self.report_refused(object, &record, error))?;
                     return Ok(devices(&record));
                 }
                 Err(error) => error,

@@ -29,6 +29,8 @@ pub enum Injection {
     Observed(BTreeMap<ShareId, Violation>),
     /// Not checked: the condition `Enforced` stays as it was written.
     Unchecked,
+    /// The preparation is refused, because the claims of a container do not go together. The message of the condition `Prepared`.
+    Incompatible(String),
 }
 
 /// Violation of the limits of a share.
@@ -94,19 +96,35 @@ pub(super) fn statuses(
                 ];
                 enforced.iter().any(|known| reason == known.as_str())
             });
+        // Stays until the claim is prepared for other containers, or its programs run.
+        let was_refused = *observed.injection == Injection::Unchecked
+            && reason_of(written, ConditionType::Prepared)
+                == Some(ConditionReason::IncompatibleClaims);
+        let (is_refused, prepared) = match observed.injection {
+            Injection::Incompatible(message) => {
+                let reason = ConditionReason::IncompatibleClaims;
+                let message = message.clone();
+                (true, Some(Condition { reason, message }))
+            }
+            _ if was_refused => (true, None),
+            _ => (false, Some(prepared(device))),
+        };
         let keeps_enforced = *observed.injection == Injection::Unchecked
             && is_written(ConditionType::Enforced)
             && !was_interposed;
         let conditions = [
-            (ConditionType::Prepared, Some(prepared(device))),
+            (ConditionType::Prepared, prepared),
             (
                 ConditionType::Enforced,
                 (!keeps_enforced).then(|| enforced(device, observed)),
             ),
             (ConditionType::Healthy, healthy(device, observed.health)),
         ];
+        // No container is to have the limits.
+        let is_shown = |kind| !(is_refused && kind == ConditionType::Enforced);
         let conditions = conditions
             .into_iter()
+            .filter(|(kind, _)| is_shown(*kind))
             .filter_map(|(kind, condition)| match condition {
                 Some(condition) => Some(condition.to_json(before, now)),
                 None => written_condition(before, kind).cloned(),
@@ -298,7 +316,7 @@ fn share_enforced(
     observed: &Observed<'_>,
 ) -> (ConditionReason, String) {
     match observed.injection {
-        Injection::Expected | Injection::Unchecked => {}
+        Injection::Expected | Injection::Unchecked | Injection::Incompatible(_) => {}
         Injection::Ignored => {
             let message = "the container runtime ignored the CDI devices of the claim";
             return (ConditionReason::CdiIgnored, message.to_owned());

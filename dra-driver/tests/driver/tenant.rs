@@ -741,11 +741,29 @@ fn container_with_spatial_claim_has_no_other_one() {
                 assert!(error.contains(part), "{part} is missing in: {error}");
             }
         }
+        // Nobody reads success there.
+        for claim in ["claim-1", "claim-2"] {
+            eventually("a refused claim", || {
+                let prepared = node.api.condition(claim, "Prepared")?;
+                (prepared["reason"] == "IncompatibleClaims").then_some(prepared)
+            })
+            .await;
+            assert_eq!(node.api.condition(claim, "Enforced"), None);
+        }
         // One claim for each container.
         put_pod(json!([container("one", &[1]), container("two", &[2])]));
         for number in [2, 1] {
             let prepared = node.plugin.prepare_one(&kubelet_claim(number)).await;
             prepared.unwrap();
+        }
+        for claim in ["claim-1", "claim-2"] {
+            eventually("a prepared claim", || {
+                let prepared = node.api.condition(claim, "Prepared")?;
+                (prepared["status"] == "True").then_some(prepared)
+            })
+            .await;
+            let enforced = node.api.condition(claim, "Enforced");
+            assert_eq!(enforced.unwrap()["reason"], "Partly");
         }
     });
 }

@@ -71,6 +71,45 @@ fn reports_each_state() {
     }
 }
 
+/// Of a pod that was bound with such claims, the node driver refuses to prepare them.
+#[test]
+fn explains_container_with_spatial_and_other_claim() {
+    let mut snapshot = snapshot();
+    let spatial = json!({"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": "spatial"});
+    let config = json!([{"source": "FromClass", "opaque": {"driver": "gpu.drava.dev", "parameters": spatial}}]);
+    let allocation = snapshot.claims[0]
+        .status
+        .as_mut()
+        .unwrap()
+        .allocation
+        .as_mut();
+    allocation.unwrap().devices.as_mut().unwrap().config = Some(object(config));
+    let mut pod = |name: &str, with_other: bool| {
+        let pods = &mut snapshot.pods;
+        let pod = pods
+            .iter_mut()
+            .find(|pod| pod.metadata.name.as_deref() == Some(name));
+        let spec = pod.unwrap().spec.as_mut().unwrap();
+        let entries = spec.resource_claims.as_mut().unwrap();
+        entries.push(object(json!({"name": "other", "resourceClaimName": "b"})));
+        if with_other {
+            let resources = spec.containers[0].resources.as_mut().unwrap();
+            resources
+                .claims
+                .as_mut()
+                .unwrap()
+                .push(object(json!({"name": "other"})));
+        }
+        super::pod(&mut snapshot, "default", name, &settings()).unwrap()
+    };
+    assert_eq!(pod("a-pod", false).state, State::Placed);
+    let report = pod("a-pod", true);
+    assert_eq!(report.state, State::Rejected);
+    let start =
+        "IncompatibleClaims: claim default/a: the container \"c\" has the claim default/b too";
+    assert!(report.summary.starts_with(start), "{}", report.summary);
+}
+
 #[test]
 fn lists_blockers_by_gpu() {
     assert_eq!(

@@ -5,7 +5,7 @@ use drava_api::quota::GpuQuota;
 use serde_json::json;
 
 use super::*;
-use crate::fixture::{settings, snapshot};
+use crate::fixture::{settings, snapshot, snapshot_with};
 
 fn simulated(documents: &[Value]) -> Result<Report, SimulateError> {
     simulated_in(&mut snapshot(), documents, None)
@@ -261,6 +261,50 @@ fn misspelled_class_does_not_fit() {
     let text = report.text();
     assert!(
         text.contains("device class vgpu.drava.io does not exist; did you mean vgpu.drava.dev?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn names_container_with_spatial_and_other_claim() {
+    let class = json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "spatial"}, "spec": {
+        "selectors": [{"cel": {"expression":
+            "device.driver == \"gpu.drava.dev\" && device.attributes[\"gpu.drava.dev\"].type == \"vgpu\""}}],
+        "config": [{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": "spatial"}}}],
+    }});
+    let mut spatial = template("1Gi");
+    spatial["metadata"]["name"] = json!("spatial");
+    spatial["spec"]["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
+        json!("spatial");
+    let mut deployment = deployment(1);
+    let spec = &mut deployment["spec"]["template"]["spec"];
+    let entries = spec["resourceClaims"].as_array_mut().unwrap();
+    entries.push(json!({"name": "second", "resourceClaimTemplateName": "spatial"}));
+    let apart = [deployment.clone(), template("1Gi"), spatial, class];
+    let report = simulated_in(&mut snapshot_with(Vec::new()), &apart, None).unwrap();
+    assert!(
+        report.all_fit(),
+        "no container uses the second claim: {}",
+        report.text()
+    );
+    let spec = &mut deployment["spec"]["template"]["spec"];
+    let used = spec["containers"][0]["resources"]["claims"]
+        .as_array_mut()
+        .unwrap();
+    used.push(json!({"name": "second"}));
+    let [_, template, spatial, class] = apart;
+    let report = simulated_in(
+        &mut snapshot_with(Vec::new()),
+        &[deployment, template, spatial, class],
+        None,
+    )
+    .unwrap();
+    assert!(!report.all_fit());
+    let text = report.text();
+    assert!(
+        text.contains("IncompatibleClaims: claim default/")
+            && text.contains("the container \"c\" has the claim default/"),
         "{text}"
     );
 }

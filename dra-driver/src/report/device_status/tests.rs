@@ -49,6 +49,30 @@ fn unchecked_share_has_new_amounts_unless_it_was_found_unenforced() {
     }
 }
 
+/// Nobody reads success where no container starts, also after a report of the health of the GPU.
+#[test]
+fn refused_claim_is_not_prepared_and_has_no_enforced() {
+    let refused = Injection::Incompatible("one claim only".to_owned());
+    let conditions = |written: &Value| {
+        let conditions = written[0]["conditions"].as_array().unwrap().iter();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let fields = ["type", "status", "reason", "message"];
+        let shown = conditions.map(|condition| fields.map(|field| text(&condition[field])));
+        shown.collect::<Vec<_>>()
+    };
+    let expected =
+        [["Prepared", "False", "IncompatibleClaims", "one claim only"].map(str::to_owned)];
+    let prepared = write(&record(8), &Injection::Expected, &Value::Null);
+    for before in [&Value::Null, &prepared] {
+        let written = write(&record(8), &refused, before);
+        assert_eq!(conditions(&written), expected);
+        let reported = write(&record(8), &Injection::Unchecked, &written);
+        assert_eq!(conditions(&reported), expected);
+        let again = write(&record(8), &Injection::Expected, &written);
+        assert_eq!(conditions(&again), conditions(&prepared));
+    }
+}
+
 /// What the record says is what `prepare` has set up: the condition names no other wall.
 #[test]
 fn names_memory_and_time_limits_of_every_kind_of_share() {

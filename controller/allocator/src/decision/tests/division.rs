@@ -1,6 +1,7 @@
 //! Shares of the time of a GPU and shares of its multiprocessors.
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimStatus};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -8,7 +9,8 @@ use super::{BINPACK, SPREAD};
 use crate::claim::{Ownership, classify};
 use crate::cluster::Cluster;
 use crate::division::Division;
-use crate::fixture::{class, cluster, object, pod_request, request, share};
+use crate::explanation::Explanation;
+use crate::fixture::{class, cluster, object, pod, pod_request, request, share};
 use crate::pod_request::PodRequest;
 use crate::usage::{AllocatedDevice, DeviceAccess};
 
@@ -32,6 +34,16 @@ fn spatial(name: &str, memory: &str) -> ResourceClaim {
         name,
         &json!({"deviceClassName": CLASS, "capacity": {"requests": {"memory": memory, "cores": "20"}}}),
     )
+}
+
+/// Status of a claim with a share, and its config by this source.
+fn allocated(source: &str, policy: &str) -> ResourceClaimStatus {
+    object(json!({"allocation": {"devices": {
+        "results": [{"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1", "device": "gpu-0-vgpu",
+            "shareID": "s", "consumedCapacity": {"memory": "10Gi"}}],
+        "config": [{"source": source, "requests": ["gpu"], "opaque": {"driver": "gpu.drava.dev", "parameters":
+            {"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": policy}}}],
+    }}}))
 }
 
 /// Request of a pod in a namespace with this claim.
@@ -87,17 +99,73 @@ fn refuses_spatial_share_beside_other_devices_of_its_claim() {
     );
 }
 
+/// A program finds the MPS daemon of one GPU. The node driver refuses such pods after they are bound.
+#[test]
+fn refuses_container_with_spatial_and_other_claim() {
+    let cluster = with_class(cluster(&[("n1", &[80, 80])]));
+    let two = [spatial("a", "1Gi"), share("b", "1Gi", "0")];
+    let refused = Err(
+        "IncompatibleClaims: claim default/a: the container \"main\" has the claim default/b too; beside a claim with \
+         computePolicy: spatial a container has no other claim for GPUs, because its programs find the MPS daemon of one GPU only: \
+         give it one of the claims"
+            .to_owned(),
+    );
+    let refusal = |cluster: &Cluster, pod: &Pod, claims: &[ResourceClaim]| {
+        let name = |claim: &ResourceClaim| claim.metadata.name.clone().unwrap_or_default();
+        let names: Vec<_> = claims.iter().map(name).collect();
+        let named: Vec<_> = names.iter().map(String::as_str).zip(claims).collect();
+        let request = PodRequest::new(pod, &named, &cluster.classes, &cluster.selectors);
+        let claims = request.map(|request| request.claims.len());
+        claims.map_err(|error| Explanation::from(error).summary())
+    };
+    let together = pod("p", &["a", "b"]);
+    assert_eq!(refusal(&cluster, &together, &two), refused);
+    // One of them is allocated already, for another pod.
+    for (position, policy) in [(0, "spatial"), (1, "balance")] {
+        let mut claims = two.clone();
+        claims[position].status = Some(allocated("FromClass", policy));
+        assert_eq!(refusal(&cluster, &together, &claims), refused, "{position}");
+    }
+    // Any two spatial ones, too, and in whatever order.
+    let both = [spatial("a", "1Gi"), spatial("b", "1Gi")];
+    assert_eq!(refusal(&cluster, &together, &both), refused);
+    let turned = [share("b", "1Gi", "0"), spatial("a", "1Gi")];
+    assert_eq!(refusal(&cluster, &together, &turned), refused);
+    // A container for each claim, and the same claim under two names.
+    let mut apart = together.clone();
+    let containers = &mut apart.spec.as_mut().unwrap().containers;
+    let mut second = containers[0].clone();
+    "second".clone_into(&mut second.name);
+    for (container, claim) in [(&mut containers[0], 0), (&mut second, 1)] {
+        let claims = container
+            .resources
+            .as_mut()
+            .unwrap()
+            .claims
+            .as_mut()
+            .unwrap();
+        *claims = vec![claims[claim].clone()];
+    }
+    containers.push(second);
+    assert_eq!(refusal(&cluster, &apart, &two), Ok(2));
+    let request = PodRequest::new(
+        &pod("p", &["one", "two"]),
+        &[("one", &two[0]), ("two", &two[0])],
+        &cluster.classes,
+        &cluster.selectors,
+    );
+    assert_eq!(request.unwrap().claims.len(), 1);
+    // Two that take turns.
+    let shares = [share("a", "1Gi", "0"), share("b", "1Gi", "0")];
+    assert_eq!(refusal(&cluster, &together, &shares), Ok(2));
+}
+
 /// The allocation has the config of the class, also where a class has changed since.
 #[test]
 fn allocated_share_is_divided_as_its_allocation_says() {
     let division = |source: &str| {
         let mut claim = spatial("c", "10Gi");
-        claim.status = Some(object(json!({"allocation": {"devices": {
-            "results": [{"request": "gpu", "driver": "gpu.drava.dev", "pool": "n1", "device": "gpu-0-vgpu",
-                "shareID": "s", "consumedCapacity": {"memory": "10Gi"}}],
-            "config": [{"source": source, "requests": ["gpu"], "opaque": {"driver": "gpu.drava.dev", "parameters":
-                {"apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": "spatial"}}}],
-        }}})));
+        claim.status = Some(allocated(source, "spatial"));
         match &AllocatedDevice::of_claim(&claim)[0].access {
             DeviceAccess::Share(_, division) => division.clone(),
             access => panic!("{access:?}"),

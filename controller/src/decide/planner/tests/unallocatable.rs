@@ -73,6 +73,41 @@ fn reports_class_without_driver_once_unschedulable() {
 }
 
 #[test]
+fn reports_container_with_spatial_and_other_claim() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    let mut spatial = class("spatial", &["device.driver == \"gpu.drava.dev\""]);
+    spatial.spec.as_mut().unwrap().config = Some(object(json!([{"opaque": {
+        "driver": "gpu.drava.dev", "parameters": {
+            "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "computePolicy": "spatial",
+        },
+    }}])));
+    cluster.planner.class(applied(spatial));
+    cluster.add_claim(claim_of_class("spatial", &["spatial"]));
+    cluster.add_claim(claim("other", "1Gi"));
+    let mut refused = pod("p", &["spatial", "other"]);
+    refused.spec.as_mut().unwrap().containers[0].resources = Some(object(
+        json!({"claims": [{"name": "spatial"}, {"name": "other"}]}),
+    ));
+    cluster.add_pod(refused);
+    assert_reason(
+        &mut cluster,
+        "Pod/p",
+        "IncompatibleClaims: claim default/spatial: the container \"main\" has the claim default/other too",
+    );
+    for claim in ["spatial", "other"] {
+        assert_eq!(
+            cluster.messages_of(&format!("ResourceClaim/{claim}")).len(),
+            1
+        );
+    }
+    // Each alone is served.
+    for claim in ["spatial", "other"] {
+        cluster.add_pod(pod(&format!("{claim}-alone"), &[claim]));
+    }
+    assert_eq!(cluster.settle().len(), 2);
+}
+
+#[test]
 fn reports_class_that_does_not_compile() {
     let mut cluster = TestCluster::new(&["n1"]);
     for (name, expressions) in [
