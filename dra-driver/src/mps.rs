@@ -12,12 +12,13 @@
 //!
 //! All of it ends with the last spatial share of the GPU, or with a reboot.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -29,8 +30,11 @@ use crate::node::process::runs;
 use crate::node::selinux::{LabelError, Labels};
 use crate::node::tmpfs::Tmpfs;
 
+mod log;
 mod members;
 pub mod process;
+
+use log::ControlLog;
 
 /// Pipe directory of the clients in containers, and of the daemon in its root: NVIDIA's default.
 pub const PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
@@ -78,7 +82,7 @@ pub enum MpsError {
         reason: String,
     },
     /// The daemon did not answer a command in time.
-    #[error("the MPS control daemon of GPU {gpu} does not answer {command:?} within {} s", ANSWER.as_secs())]
+    #[error("the MPS control daemon of GPU {gpu} does not answer {command:?} in time")]
     NoAnswer {
         /// UUID of the GPU.
         gpu: String,
@@ -149,6 +153,8 @@ pub struct Daemons {
     proc_root: PathBuf,
     labels: Labels,
     tmpfs: Arc<dyn Tmpfs>,
+    /// What was read of the logs, by GPU.
+    logs: Mutex<BTreeMap<String, ControlLog>>,
 }
 
 /// Where the daemons find the NVIDIA driver and the node.
@@ -180,6 +186,7 @@ impl Daemons {
             proc_root: roots.proc,
             labels,
             tmpfs,
+            logs: Mutex::default(),
         }
     }
 
@@ -239,15 +246,23 @@ impl Daemons {
         }
     }
 
-    /// Whether the log of the daemon has the command `quit`, which everybody who is root in a container can give. No command of MPS
-    /// tells that a daemon takes no programs.
-    fn was_told_to_quit(&self, gpu: &str) -> bool {
-        let log = self.layout.mps_gpu(gpu).join("log").join(CONTROL_LOG);
-        let Ok(log) = File::open(log) else {
-            return false;
-        };
-        let mut lines = BufReader::new(log).split(b'\n').map_while(Result::ok);
-        lines.any(|line| is_quit(&String::from_utf8_lossy(&line)))
+    /// Whether the daemon was told to quit, which everybody who is root in a container can do. No command of MPS tells that a daemon
+    /// takes no programs; its log does.
+    fn was_told_to_quit(&self, gpu: &str) -> Result<bool, MpsError> {
+        let path = self.control_log(gpu);
+        let found = self.with_log(gpu, |log| log.was_told_to_quit(&path));
+        found.map_err(|source| file("read", &path, source))
+    }
+
+    fn control_log(&self, gpu: &str) -> PathBuf {
+        self.layout.mps_gpu(gpu).join("log").join(CONTROL_LOG)
+    }
+
+    fn with_log<T>(&self, gpu: &str, work: impl FnOnce(&mut ControlLog) -> T) -> T {
+        // What was read of a log is valid after a panic.
+        let logs = self.logs.lock();
+        let mut logs = logs.unwrap_or_else(PoisonError::into_inner);
+        work(logs.entry(gpu.to_owned()).or_default())
     }
 
     /// Ends the daemon of a GPU and removes its files. Succeeds without a daemon. The caller holds the lock of the GPU.
@@ -291,7 +306,7 @@ impl Daemons {
         let Some(daemon) = self.running(gpu) else {
             return Ok(Server::NoDaemon);
         };
-        if self.was_told_to_quit(gpu) {
+        if self.was_told_to_quit(gpu)? {
             return Ok(Server::Quitting);
         }
         for server in self.servers(gpu, daemon)? {
@@ -315,11 +330,17 @@ impl Daemons {
             let is_large = entry
                 .metadata()
                 .is_ok_and(|found| found.is_file() && found.len() > LOG_BYTES);
-            if is_large && !(path.ends_with(CONTROL_LOG) && self.was_told_to_quit(gpu)) {
-                let emptied = File::options().write(true).open(&path);
-                let emptied = emptied.and_then(|log| log.set_len(0));
-                emptied.map_err(|source| file("empty", &path, source))?;
+            if !is_large {
+                continue;
             }
+            let emptied = match path.ends_with(CONTROL_LOG) {
+                true => self.with_log(gpu, |log| log.empty(&path, LOG_BYTES)),
+                false => {
+                    let log = File::options().write(true).open(&path);
+                    log.and_then(|log| log.set_len(0))
+                }
+            };
+            emptied.map_err(|source| file("empty", &path, source))?;
         }
         Ok(())
     }
@@ -338,10 +359,29 @@ impl Daemons {
         Ok(())
     }
 
+    /// Ends the work of a program of a GPU on its server, so that its end disturbs no other program. Returns within some `time`, also when
+    /// the daemon does not answer, and does nothing for a program that is no client of MPS.
+    ///
+    /// # Errors
+    /// When the daemon does not answer in time.
+    pub fn terminate_client(&self, gpu: &str, pid: u32, time: Duration) -> Result<(), MpsError> {
+        let Some(daemon) = self.running(gpu) else {
+            return Ok(());
+        };
+        let end = Instant::now() + time;
+        let ask = |command: &str| self.command_until(gpu, daemon, command, end);
+        for server in pids(&ask("get_server_list")?) {
+            let clients = ask(&format!("get_client_list {server}"))?;
+            if pids(&clients).any(|client| client == pid) {
+                ask(&format!("terminate_client {server} {pid}"))?;
+            }
+        }
+        Ok(())
+    }
+
     fn servers(&self, gpu: &str, daemon: Daemon) -> Result<Vec<u32>, MpsError> {
         let listed = self.command(gpu, daemon, "get_server_list")?;
-        let pids = listed.split_ascii_whitespace();
-        Ok(pids.filter_map(|pid| pid.parse().ok()).collect())
+        Ok(pids(&listed).collect())
     }
 
     fn start(&self, gpu: &str) -> Result<(), MpsError> {
@@ -432,6 +472,8 @@ impl Daemons {
             }
             _ => Ok(()),
         };
+        // The inode of a log that is removed can become that of the next one.
+        self.with_log(gpu, |log| *log = ControlLog::default());
         let record = dir.join(process::RECORD);
         removed(&record, fs::remove_file(&record))?;
         for left in ["pipe", "log"].map(|name| dir.join(name)) {
@@ -480,6 +522,16 @@ impl Daemons {
 
     /// Returns the answer of the daemon to a command.
     fn command(&self, gpu: &str, daemon: Daemon, command: &str) -> Result<String, MpsError> {
+        self.command_until(gpu, daemon, command, Instant::now() + ANSWER)
+    }
+
+    fn command_until(
+        &self,
+        gpu: &str,
+        daemon: Daemon,
+        command: &str,
+        end: Instant,
+    ) -> Result<String, MpsError> {
         let failed = |reason: String| MpsError::Command {
             gpu: gpu.to_owned(),
             command: command.to_owned(),
@@ -499,7 +551,6 @@ impl Daemons {
                 // A program that does not read has ended, which its status says.
                 let _ = writeln!(stdin, "{command}");
             }
-            let end = Instant::now() + ANSWER;
             let status = loop {
                 match child.try_wait()? {
                     Some(status) => break status,
@@ -529,6 +580,12 @@ impl Daemons {
     }
 }
 
+/// Returns the processes that a daemon lists.
+fn pids(listed: &str) -> impl Iterator<Item = u32> {
+    let words = listed.split_ascii_whitespace();
+    words.filter_map(|pid| pid.parse().ok())
+}
+
 fn file(operation: &'static str, path: &Path, source: io::Error) -> MpsError {
     MpsError::File {
         operation,
@@ -547,14 +604,6 @@ fn kill_if(pid: u32, is_meant: impl FnOnce() -> bool) {
     }
 }
 
-/// Whether a line of the daemon's log, as `[2026-02-06 09:34:17.770 Control 17] Cmd:quit`, is that of the command.
-fn is_quit(line: &str) -> bool {
-    let command = line
-        .split_once("] ")
-        .and_then(|(_, text)| text.strip_prefix("Cmd:"));
-    command.is_some_and(|command| command.split_ascii_whitespace().next() == Some("quit"))
-}
-
 /// Returns the end of a log as one line.
 fn tail(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
@@ -562,21 +611,4 @@ fn tail(log: &Path) -> String {
     let text = String::from_utf8_lossy(text.get(from..).unwrap_or_default());
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_quit_in_log() {
-        let line = |text: &str| format!("[2026-02-06 09:34:17.770 Control    17] {text}");
-        for quit in ["Cmd:quit", "Cmd:quit -t 100000", "Cmd: quit "] {
-            assert!(is_quit(&line(quit)), "{quit}");
-        }
-        for other in ["Cmd:quitter", "Cmd:say Cmd:quit", "quit", "NEW UI"] {
-            assert!(!is_quit(&line(other)), "{other}");
-        }
-        assert!(!is_quit("Cmd:quit"));
-    }
 }

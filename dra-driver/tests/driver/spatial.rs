@@ -4,6 +4,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
 use drava_api::config::ComputePolicy;
 use drava_dra_driver::gpus::mps_directories;
@@ -267,6 +269,57 @@ fn damaged_record_of_another_claim_holds_up_no_daemon() {
     let started = applier.settle_mps(GPU_UUIDS[0], || ()).unwrap();
     assert_eq!(started, [claim_ref(1)]);
     assert_eq!(node.running().len(), 1);
+}
+
+/// Before a client with work in flight is killed, so that its end disturbs no other one.
+#[test]
+fn client_is_terminated_on_its_server_alone_and_in_bounded_time() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = Node::new();
+    let terminate = |pid, seconds| {
+        let time = Duration::from_secs(seconds);
+        node.0.mps().terminate_client(GPU_UUIDS[0], pid, time)
+    };
+    terminate(71, 60).expect("without a daemon");
+    node.prepare(1, &spatial(1, &[Share(0, "8Gi", "30")]))
+        .unwrap();
+    fs::write(node.path("get_server_list"), "17\n18\n").unwrap();
+    fs::write(node.path("get_client_list"), "71\n72\n").unwrap();
+    let given = |pid| {
+        fs::write(node.path("commands"), "").unwrap();
+        terminate(pid, 60).unwrap();
+        let commands = fs::read_to_string(node.path("commands")).unwrap();
+        commands.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        given(71),
+        [
+            "get_server_list",
+            "get_client_list 17",
+            "terminate_client 17 71",
+            "get_client_list 18",
+            "terminate_client 18 71",
+        ]
+    );
+    // A program that is no client of MPS.
+    assert_eq!(
+        given(73),
+        [
+            "get_server_list",
+            "get_client_list 17",
+            "get_client_list 18"
+        ]
+    );
+    // The script reads until the test ends: a daemon that root in a container has stopped.
+    fs::remove_file(node.path("get_client_list")).unwrap();
+    let fifo = node.path("get_client_list");
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let error = terminate(71, 1).unwrap_err().to_string();
+    assert!(error.contains("does not answer"), "{error}");
+    drop(fs::File::options().write(true).open(fifo).unwrap());
 }
 
 #[test]
