@@ -97,7 +97,12 @@ pub struct Config {
     pub idle_after_us: u64,
     /// Receives the versions of the records that it follows.
     pub followed: FollowedRecords,
+    /// Ends the work of a program on its MPS server before the program is killed.
+    pub terminate: Terminate,
 }
+
+/// Ends the work of the program with this PID on the MPS server of a GPU. Returns in bounded time, also when that fails.
+pub type Terminate = Arc<dyn Fn(&GpuUuid, u32) + Send + Sync>;
 
 /// The records by which the agent writes limits: it has written what follows from them as far as the use allows it, and raises no limit
 /// by an earlier one.
@@ -205,7 +210,7 @@ impl Agent {
         let wakeup_fd = eventfd(0, flags).ok().map(Arc::new);
         Self {
             store: RecordStore::new(config.layout.claims()),
-            shares: Shares::new(processes(&config)),
+            shares: Shares::new(processes(&config), Arc::clone(&config.terminate)),
             config,
             claims: BTreeMap::new(),
             gpus: BTreeMap::new(),

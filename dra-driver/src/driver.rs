@@ -440,6 +440,7 @@ impl Shared {
             metrics: self.metrics.shares.clone(),
             idle_after_us: self.config.idle.after_us,
             followed: agent::FollowedRecords::default(),
+            terminate: mps::terminate(Arc::clone(&mps)),
         };
         let suspend = SuspendNode {
             layout: self.layout.clone(),

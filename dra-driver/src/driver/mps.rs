@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::until;
+use crate::agent::Terminate;
 use crate::kubelet::claims::{ClaimService, blocking};
 use crate::metrics::operations::MpsOperations;
 use crate::metrics::telemetry::GpuTable;
@@ -27,7 +28,24 @@ const PERIOD: Duration = Duration::from_secs(1);
 const COMPARE_EVERY: u32 = 10;
 
 /// How long programs have to end after a fault, before their server is ended: until then it takes no new program.
-const FAULT_GRACE: Duration = Duration::from_secs(2);
+const FAULT_GRACE: Duration = Duration::from_secs(1);
+
+/// Longest time in which a program is ended on its server, before it is killed.
+const TERMINATE: Duration = Duration::from_secs(1);
+
+/// Returns what ends the work of programs before they are killed.
+pub(super) fn terminate(daemons: Arc<Daemons>) -> Terminate {
+    Arc::new(move |gpu, pid| {
+        if let Err(error) = daemons.terminate_client(gpu.as_str(), pid, TERMINATE) {
+            tracing::warn!(
+                gpu.uuid = gpu.as_str(),
+                pid,
+                error = describe(&error),
+                "a client of MPS is killed with its work; it may disturb the others of its server"
+            );
+        }
+    })
+}
 
 /// What is done about the server of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +53,33 @@ enum Step {
     /// Nothing.
     None,
     /// The fault is new: it is reported at the claims.
-    Report,
+    Report(Fault),
     /// Its programs had time to end.
     EndServers,
+}
+
+/// What is known of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// The server has it.
+    OfServer,
+    /// The GPU has an XID. The program may have left MPS; the server of one that has not may have ended since.
+    OfProgram,
+}
+
+impl Fault {
+    fn note(self, gpu: &str) -> String {
+        match self {
+            Self::OfServer => format!(
+                "a program had a fatal fault on GPU {gpu}: the programs of all claims that share its multiprocessors get errors and must \
+                 start again"
+            ),
+            Self::OfProgram => format!(
+                "a program had a fatal fault on GPU {gpu}: unless it had left MPS, the programs of all claims that share its \
+                 multiprocessors get errors and must start again"
+            ),
+        }
+    }
 }
 
 /// What was seen of the GPU before.
@@ -63,16 +105,35 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     let is_new_fault = since.is_some() && seen.fault_since.is_none();
     seen.fault_since = since;
     let is_over = |time: Instant| now.duration_since(time) >= FAULT_GRACE;
-    if (is_new_fault || is_new_xid) && seen.reported.is_none_or(is_over) {
-        seen.reported = Some(now);
-        return Step::Report;
-    }
+    // Of the same fault may be another XID, which costs no look.
     if since.is_some_and(is_over) {
         // A server that faults again is a new fault.
         seen.fault_since = None;
         return Step::EndServers;
     }
+    if (is_new_fault || is_new_xid) && seen.reported.is_none_or(is_over) {
+        seen.reported = Some(now);
+        return Step::Report(match since {
+            Some(_) => Fault::OfServer,
+            None => Fault::OfProgram,
+        });
+    }
     Step::None
+}
+
+/// Returns how long the next look can wait until the programs of a fault had time to end; `None` without a fault.
+fn time_to_end(seen: &Seen, now: Instant) -> Option<Duration> {
+    let since = seen.fault_since?;
+    Some((since + FAULT_GRACE).saturating_duration_since(now))
+}
+
+/// Looks once, and again when the programs of a fault had time to end: not only at the next turn, which may just be too early. `look`
+/// returns how long that takes.
+fn look_until_healed(mut look: impl FnMut() -> Option<Duration>, mut wait: impl FnMut(Duration)) {
+    if let Some(time) = look() {
+        wait(time);
+        look();
+    }
 }
 
 /// Time after which a daemon that takes no new program is replaced: one that ends by itself is gone before.
@@ -184,7 +245,16 @@ pub(super) async fn run(
             Ok(gpus) => {
                 failed = None;
                 let node = Arc::clone(&node);
-                let look = move |watch: &mut Watch, has_files| watch.look(&node, has_files);
+                let look = move |watch: &mut Watch, has_files| {
+                    look_until_healed(
+                        || {
+                            watch.look(&node, has_files);
+                            let seen = watch.seen.as_ref()?;
+                            time_to_end(seen, Instant::now())
+                        },
+                        std::thread::sleep,
+                    );
+                };
                 looks.start(gpus, Watch::new, look).await;
             }
             Err(error) if failed.as_ref() != Some(&error) => {
@@ -331,18 +401,12 @@ impl Watch {
         });
         match step(server, xids, seen, Instant::now()) {
             Step::None => {}
-            Step::Report => {
+            Step::Report(fault) => {
                 node.operations.faults.inc();
                 let claims = node.claims.applier.spatial_claims(None);
                 let claims = claims.map_err(|error| describe(&error))?.by_gpu;
                 let hit = claims.get(gpu).map_or(&[][..], Vec::as_slice);
-                node.report(
-                    hit,
-                    &format!(
-                        "a program had a fatal fault on GPU {gpu}: the programs of all claims that share its multiprocessors get \
-                         errors and must start again"
-                    ),
-                );
+                node.report(hit, &fault.note(gpu));
             }
             Step::EndServers => {
                 let ended = node.daemons.end_servers(gpu);
@@ -437,43 +501,92 @@ mod tests {
         assert!(attempts.is_due(now));
     }
 
+    const fn seen(xids: u64) -> Seen {
+        Seen {
+            fault_since: None,
+            reported: None,
+            xids,
+        }
+    }
+
     #[test]
     fn reports_fault_once_and_ends_server_after_grace() {
         let start = Instant::now();
-        let mut seen = Seen {
-            fault_since: None,
-            reported: None,
-            xids: 3,
-        };
+        let mut seen = seen(3);
         let mut at = |millis, server, xids| {
             let now = start + Duration::from_millis(millis);
             step(server, xids, &mut seen, now)
         };
+        let report = Step::Report(Fault::OfServer);
         assert_eq!(at(0, Server::Serving, 3), Step::None);
-        assert_eq!(at(10, Server::Fault, 3), Step::Report);
+        assert_eq!(at(10, Server::Fault, 3), report);
         assert_eq!(at(1000, Server::Fault, 4), Step::None, "the same fault");
-        assert_eq!(at(2010, Server::Fault, 4), Step::EndServers);
-        assert_eq!(at(3000, Server::Serving, 4), Step::None);
-        assert_eq!(at(4500, Server::Fault, 4), Step::Report, "a new fault");
-        assert_eq!(at(4600, Server::NoDaemon, 4), Step::None);
-        assert_eq!(at(9000, Server::Fault, 4), Step::Report, "of a new daemon");
+        assert_eq!(at(1010, Server::Fault, 5), Step::EndServers, "one more XID");
+        assert_eq!(at(3000, Server::Serving, 5), Step::None);
+        assert_eq!(at(4500, Server::Fault, 5), report, "a new fault");
+        assert_eq!(at(4600, Server::NoDaemon, 5), Step::None);
+        assert_eq!(at(9000, Server::Fault, 5), report, "of a new daemon");
     }
 
     #[test]
     fn reports_fault_whose_programs_have_ended() {
         let start = Instant::now();
-        let mut seen = Seen {
-            fault_since: None,
-            reported: None,
-            xids: 0,
-        };
+        let mut seen = seen(0);
         let mut at = |millis, xids| {
             let now = start + Duration::from_millis(millis);
             step(Server::Serving, xids, &mut seen, now)
         };
+        let report = Step::Report(Fault::OfProgram);
         assert_eq!(at(0, 0), Step::None);
-        assert_eq!(at(1000, 1), Step::Report);
-        assert_eq!(at(2000, 1), Step::None);
-        assert_eq!(at(5000, 2), Step::Report);
+        assert_eq!(at(1000, 1), report);
+        assert_eq!(at(1900, 1), Step::None);
+        assert_eq!(at(5000, 2), report);
+        // Of a program that has left MPS, nobody else needs to start again.
+        assert!(
+            Fault::OfProgram
+                .note("GPU-1")
+                .contains("unless it had left MPS")
+        );
+        assert!(!Fault::OfServer.note("GPU-1").contains("unless"));
+    }
+
+    /// The part of the product in "healed within 5 s": the rest is the end and the start of containers. Whenever the fault happens, and
+    /// also when XIDs of it arrive later than the state of the server.
+    #[test]
+    fn fault_is_seen_and_server_ended_within_two_seconds() {
+        let start = Instant::now();
+        let period = PERIOD.as_millis();
+        for fault in 0..period {
+            for xid_after in [0, 1, 700, 999, 1000, 1200] {
+                let millis = |millis: u128| Duration::from_millis(millis.try_into().unwrap());
+                let fault = start + millis(fault);
+                let now = std::cell::Cell::new(start);
+                let (mut seen, mut ended, mut looks) = (seen(0), None, 0);
+                while ended.is_none() {
+                    assert!(looks < 6, "the server is not ended");
+                    // A node under load looks later than it should.
+                    now.set(now.get() + PERIOD + Duration::from_millis(3));
+                    let look = || {
+                        let at = now.get();
+                        looks += u32::from(at >= fault);
+                        let server = match at >= fault && ended.is_none() {
+                            true => Server::Fault,
+                            false => Server::Serving,
+                        };
+                        let xids = u64::from(at >= fault + millis(xid_after));
+                        if step(server, xids, &mut seen, at) == Step::EndServers {
+                            ended = Some(at);
+                        }
+                        time_to_end(&seen, at)
+                    };
+                    look_until_healed(look, |time| now.set(now.get() + time));
+                }
+                assert_eq!(looks, 2, "one that sees it, one that ends the server");
+                let needed = ended.unwrap() - fault;
+                let late = Duration::from_millis(3);
+                assert!(needed <= PERIOD + FAULT_GRACE + late, "{needed:?}");
+            }
+        }
+        assert!(PERIOD + FAULT_GRACE <= Duration::from_secs(2));
     }
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drava_vgpu_abi::ledger::Owner;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -35,7 +36,11 @@ pub struct Processes {
     mount: Option<ClaimsMount>,
     /// By PID; the start time in the owner tells one that has the PID of a dead one.
     known: BTreeMap<u32, ProcessInfo>,
+    ending: Ending,
 }
+
+/// Processes that are about to be killed.
+type Ending = Arc<Mutex<BTreeSet<u32>>>;
 
 impl Processes {
     /// Below `root`, which is `/proc`, with the shares of the claims in the directory `claims`.
@@ -46,6 +51,7 @@ impl Processes {
             claims,
             mount: None,
             known: BTreeMap::new(),
+            ending: Ending::default(),
         }
     }
 
@@ -148,6 +154,33 @@ impl Processes {
         })
     }
 
+    /// Kills a process like [`Self::kill`], but on a thread and after `before`, which may take a while. Returns whether it will be killed;
+    /// `false` while an earlier call is about to.
+    pub fn kill_after(
+        &mut self,
+        pid: u32,
+        is_target: impl FnOnce(&ProcessInfo) -> bool,
+        before: impl FnOnce() + Send + 'static,
+    ) -> bool {
+        let Some(process) = open(pid) else {
+            return false;
+        };
+        let described = self.describe_again(pid);
+        if !described.is_some_and(|described| is_target(&described))
+            || !lock_ending(&self.ending).insert(pid)
+        {
+            return false;
+        }
+        let ending = Arc::clone(&self.ending);
+        std::thread::spawn(move || {
+            before();
+            // Fails only for a process that has ended.
+            let _ = pidfd_send_signal(process, Signal::KILL);
+            lock_ending(&ending).remove(&pid);
+        });
+        true
+    }
+
     /// Returns the start time of a process, clock ticks since boot.
     #[must_use]
     pub fn start_time(&self, pid: u32) -> Option<u64> {
@@ -237,6 +270,10 @@ fn is_pod(name: &str) -> bool {
 }
 
 /// Opens a process; `None` if it has ended.
+fn lock_ending(ending: &Ending) -> MutexGuard<'_, BTreeSet<u32>> {
+    ending.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn open(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -338,6 +375,27 @@ mod tests {
             }
             assert!(!runs(root, pid, started_at));
         }
+    }
+
+    #[test]
+    fn kills_once_and_only_after_what_is_to_be_done_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut processes = Processes::new("/proc".into(), dir.path().to_owned());
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        assert!(!processes.kill_after(pid, |_| false, || unreachable!()));
+        let before = move || drop(released.recv());
+        assert!(processes.kill_after(pid, |_| true, before));
+        // While the first one is not over.
+        assert!(!processes.kill_after(pid, |_| true, || unreachable!()));
+        assert!(child.try_wait().unwrap().is_none(), "killed too early");
+        release.send(()).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9)
+        );
     }
 
     #[test]

@@ -2,13 +2,14 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt as _, symlink};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use drava_api::config::Enforcement;
-use drava_dra_driver::agent::FindingKind;
 use drava_dra_driver::agent::policy::detection::{
     RegionProblem, SuspectedViolation, Unenforced, ViolationChange, ViolationKind,
 };
+use drava_dra_driver::agent::{Config, FindingKind};
 use drava_vgpu_abi::bucket::LONG_KERNEL_US;
 use drava_vgpu_abi::contention::OwnTime;
 use drava_vgpu_abi::{ComputePolicy, Cores, Limits, REGION_SIZE};
@@ -292,6 +293,37 @@ fn kills_process_without_libvgpu_only_if_required() {
     });
     assert_eq!(found.claim.as_str(), "claim-2");
     assert!(reported.is_running(), "reported process was killed");
+}
+
+/// A client that is killed with work in flight may disturb the others of its server.
+#[test]
+fn client_of_mps_is_ended_on_its_server_before_it_is_killed() {
+    let mut node = TestNode::new();
+    node.enforcement = Enforcement::Required;
+    node.prepare(1, &Limits::memory(2 * GIB));
+    node.is_spatial = true;
+    node.prepare(2, &Limits::memory(2 * GIB));
+    let (ended, ending) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let config = Config {
+        terminate: Arc::new(move |gpu, pid| {
+            ended.send((gpu.clone(), pid)).unwrap();
+            let _ = released.lock().unwrap().recv();
+        }),
+        ..node.config()
+    };
+    let _agent = node.agent_with(config);
+    let mut by_time = node.escape(1, "cuMemAlloc_v2", MIB, false);
+    let mut client = node.escape(2, "cuMemAlloc_v2", MIB, false);
+    let (_, pid) = ending.recv().unwrap();
+    assert_eq!(pid, client.pid());
+    // The agent goes on meanwhile: the other one has no server, and is killed at once.
+    assert_eq!(by_time.exit_signal(), Some(9));
+    assert!(client.is_running(), "killed before its work had ended");
+    release.send(()).unwrap();
+    assert_eq!(client.exit_signal(), Some(9));
+    assert!(ending.try_recv().is_err(), "each once");
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) struct TestNode {
     pub(crate) enforcement: Enforcement,
     /// Whether the NVIDIA driver limits the memory of the shares that are prepared.
     pub(crate) limited_by_driver: bool,
+    /// Whether the shares that are prepared are parts of the multiprocessors.
+    pub(crate) is_spatial: bool,
 }
 
 /// A running agent, stopped on drop.
@@ -73,6 +75,7 @@ impl TestNode {
             findings: Arc::default(),
             enforcement: Enforcement::Report,
             limited_by_driver: false,
+            is_spatial: false,
         }
     }
 
@@ -123,6 +126,12 @@ impl TestNode {
             let limited =
                 |share: &mut drava_dra_driver::prepare::Share| share.limited_by_driver = true;
             self.node.change_record(number, limited).unwrap();
+        }
+        if self.is_spatial {
+            let spatial = |share: &mut drava_dra_driver::prepare::Share| {
+                share.compute_policy = drava_api::config::ComputePolicy::Spatial;
+            };
+            self.node.change_record(number, spatial).unwrap();
         }
     }
 

@@ -70,6 +70,7 @@ fn with_agent<T>(node: &TestNode, work: impl FnOnce() -> T) -> T {
         metrics: watch::Sender::new(Arc::default()),
         idle_after_us: idle::FIRST_US,
         followed: FollowedRecords::default(),
+        terminate: Arc::new(|_, _| {}),
     };
     let stop = CancellationToken::new();
     std::thread::scope(|scope| {

@@ -232,6 +232,7 @@ impl Node {
             metrics: watch::Sender::new(Arc::default()),
             idle_after_us: idle::FIRST_US,
             followed: FollowedRecords::default(),
+            terminate: Arc::new(|_, _| {}),
         }
     }
 }

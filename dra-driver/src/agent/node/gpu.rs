@@ -10,12 +10,12 @@ use super::ShareKey;
 use super::region_watch::RegionWatch;
 use super::tracked_share::{PriorityRole, TrackedShare};
 use super::usage_region::ReadBuffer;
-use crate::agent::FindingKind;
 use crate::agent::policy::allotment;
 use crate::agent::policy::control::{ActivityChange, Controller, Decision, Entitlement, Measured};
 use crate::agent::policy::detection::ViolationTracker;
 use crate::agent::policy::priority::{PriorityArbiter, ShareState};
 use crate::agent::policy::schedule::GpuState;
+use crate::agent::{FindingKind, Terminate};
 use crate::node::claim::ClaimRef;
 use crate::node::process::Processes;
 
@@ -59,17 +59,20 @@ pub struct Shares {
     pub watch: RegionWatch,
     /// Describes processes before they are killed.
     pub processes: Processes,
+    /// See [`Config::terminate`](crate::agent::Config::terminate).
+    pub terminate: Terminate,
 }
 
 impl Shares {
     /// Returns no shares.
     #[must_use]
-    pub fn new(processes: Processes) -> Self {
+    pub fn new(processes: Processes, terminate: Terminate) -> Self {
         Self {
             tracked: BTreeMap::new(),
             buffer: ReadBuffer::default(),
             watch: RegionWatch::default(),
             processes,
+            terminate,
         }
     }
 

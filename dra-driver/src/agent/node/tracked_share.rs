@@ -119,8 +119,8 @@ pub struct TrackedShare {
     pub claim_gpus: BTreeSet<GpuUuid>,
     /// Whether processes that violate its limits are killed.
     pub enforcement: Enforcement,
-    /// Whether its cores are multiprocessors.
-    is_spatial: bool,
+    /// Whether its cores are multiprocessors, and its programs clients of MPS.
+    pub is_spatial: bool,
     /// Whether the NVIDIA driver limits its memory, too.
     is_limited_by_driver: bool,
     /// When the agent opened its files, µs.

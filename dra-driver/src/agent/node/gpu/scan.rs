@@ -1,6 +1,7 @@
 //! Comparison of the shares with NVML's list of processes, once per second.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use drava_api::config::Enforcement;
 use drava_vgpu_abi::ledger::Owner;
@@ -12,6 +13,7 @@ use crate::agent::node::nvml_observer::{BusyProcesses, Observation, ObservedProc
 use crate::agent::node::tracked_share::TrackedShare;
 use crate::agent::policy::detection::{GpuProcess, SuspectedViolation, detect};
 use crate::agent::policy::reserve::process_memory;
+use crate::node::process::ProcessInfo;
 
 /// Age of a share from which its processes are killed for violations, µs: after a restart of the agent, processes may still
 /// register.
@@ -134,10 +136,19 @@ impl Gpu {
             };
             for &pid in pids {
                 // Another process may have the PID by now.
-                let is_killed = shares.processes.kill(pid, |described| {
+                let is_target = |described: &ProcessInfo| {
                     owners.get(&pid) == Some(&described.owner)
                         && described.shares.iter().any(|mounted| share.is(mounted))
-                });
+                };
+                // A client of MPS that is killed with work in flight may disturb the others of its server.
+                let is_killed = match share.is_spatial {
+                    true => {
+                        let (terminate, gpu) = (Arc::clone(&shares.terminate), self.uuid.clone());
+                        let terminate = move || terminate(&gpu, pid);
+                        shares.processes.kill_after(pid, is_target, terminate)
+                    }
+                    false => shares.processes.kill(pid, is_target),
+                };
                 if is_killed {
                     killed.push((*key, FindingKind::Killed { pid, reason }));
                 }
