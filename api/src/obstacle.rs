@@ -100,6 +100,9 @@ obstacles! {
         NoMps: "no-mps",
             "the driver root has no nvidia-cuda-mps-control or no nvidia-cuda-mps-server",
             "install the programs of MPS of the NVIDIA driver's release there";
+        NoLoader: "no-loader",
+            "the driver root lacks the dynamic loader or the libc of nvidia-cuda-mps-control or nvidia-cuda-mps-server",
+            "use a driver root with a system in it, such as / or that of a driver container";
         Exclusive: "compute-mode-exclusive-process",
             "compute mode is Exclusive_Process, which admits one program or MPS server only",
             "run `nvidia-smi -c DEFAULT -i UUID` on the node";

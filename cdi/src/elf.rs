@@ -1,4 +1,4 @@
-//! Reads machine, SONAME and dependencies of shared libraries, and writes libraries without code ([`Stub`]).
+//! Reads machine, SONAME and dependencies of shared libraries, and the loader of programs, and writes libraries without code ([`Stub`]).
 //!
 //! Files come from the driver root and from images, so every offset is checked and every read is bounded.
 //! Source: System V ABI, chapters "Object Files" and "Dynamic Linking". Only 64-bit little-endian files are supported.
@@ -16,11 +16,15 @@ const MAX_NAME: usize = 255;
 /// Size limit of the dynamic section; those of the NVIDIA driver have less than 2 KiB.
 const MAX_DYNAMIC: u64 = 64 << 10;
 
+/// Longest path of a dynamic loader.
+const MAX_PATH: u64 = 4096;
+
 const HEADER: usize = 64;
 const PROGRAM_HEADER: usize = 56;
 const ET_DYN: u16 = 3;
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_SONAME: u64 = 14;
@@ -60,14 +64,50 @@ pub struct SharedLibrary {
 /// # Errors
 /// Only when the operating system cannot read the file; malformed contents are `Ok(None)`.
 pub fn inspect(file: &File) -> io::Result<Option<SharedLibrary>> {
-    match read(file) {
-        Ok(library) => Ok(library),
+    without_malformed(read(file))
+}
+
+fn without_malformed<T>(read: io::Result<Option<T>>) -> io::Result<Option<T>> {
+    match read {
+        Ok(found) => Ok(found),
         Err(error) => match error.kind() {
             // An offset beyond the end of the file.
             io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput => Ok(None),
             _ => Err(error),
         },
     }
+}
+
+/// Returns the dynamic loader that a program names. Returns `Ok(None)` for a program without one, and for any file that is not a 64-bit
+/// program.
+///
+/// # Errors
+/// Only when the operating system cannot read the file; malformed contents are `Ok(None)`.
+pub fn interpreter(file: &File) -> io::Result<Option<String>> {
+    without_malformed(read_interpreter(file))
+}
+
+fn read_interpreter(file: &File) -> io::Result<Option<String>> {
+    let mut header = [0; HEADER];
+    file.read_exact_at(&mut header, 0)?;
+    if !header.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) {
+        return Ok(None);
+    }
+    let Some(headers) = program_headers(file, &header)? else {
+        return Ok(None);
+    };
+    let mut entries = headers.chunks_exact(PROGRAM_HEADER);
+    let Some(entry) = entries.find(|entry| u32_at(entry, 0) == Some(PT_INTERP)) else {
+        return Ok(None);
+    };
+    let (Some(offset), Some(size)) = (u64_at(entry, 8), u64_at(entry, 32)) else {
+        return Ok(None);
+    };
+    let mut path = vec![0; usize::try_from(size.min(MAX_PATH)).unwrap_or(0)];
+    file.read_exact_at(&mut path, offset)?;
+    let end = path.iter().position(|byte| *byte == 0);
+    path.truncate(end.unwrap_or(path.len()));
+    Ok(String::from_utf8(path).ok())
 }
 
 fn read(file: &File) -> io::Result<Option<SharedLibrary>> {
@@ -117,7 +157,7 @@ struct Segments {
     dynamic_size: u64,
 }
 
-fn segments(file: &File, header: &[u8]) -> io::Result<Option<Segments>> {
+fn program_headers(file: &File, header: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let (Some(offset), Some(size), Some(count)) =
         (u64_at(header, 32), u16_at(header, 54), u16_at(header, 56))
     else {
@@ -128,6 +168,13 @@ fn segments(file: &File, header: &[u8]) -> io::Result<Option<Segments>> {
     }
     let mut headers = vec![0; PROGRAM_HEADER * usize::from(count)];
     file.read_exact_at(&mut headers, offset)?;
+    Ok(Some(headers))
+}
+
+fn segments(file: &File, header: &[u8]) -> io::Result<Option<Segments>> {
+    let Some(headers) = program_headers(file, header)? else {
+        return Ok(None);
+    };
     let mut loads = Vec::new();
     let mut dynamic = None;
     for entry in headers.chunks_exact(PROGRAM_HEADER) {

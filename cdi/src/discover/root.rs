@@ -104,7 +104,8 @@ impl DriverRoot {
     }
 
     /// Returns the resolved path of `path` if it is a regular file.
-    pub(crate) fn file(&self, path: &str) -> Option<String> {
+    #[must_use]
+    pub fn file(&self, path: &str) -> Option<String> {
         self.resolve(path)
             .filter(|(_, kind)| kind.is_file())
             .map(|(path, _)| path)
@@ -118,7 +119,10 @@ impl DriverRoot {
     }
 
     /// Opens the regular file `path` of the tree.
-    pub(crate) fn read(&self, path: &str) -> rustix::io::Result<File> {
+    ///
+    /// # Errors
+    /// When there is no regular file, or it cannot be opened.
+    pub fn read(&self, path: &str) -> rustix::io::Result<File> {
         // Without NONBLOCK a FIFO would hang this process.
         let file = self.open_in_tree(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         if FileType::from_raw_mode(fstat(&file)?.st_mode).is_file() {

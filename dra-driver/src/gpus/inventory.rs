@@ -432,9 +432,7 @@ fn report_limits(before: &DriverLimits, now: &DriverLimits) {
 
 /// Returns whether the node can have daemons of MPS.
 fn mps_of_node(source: &Source) -> Result<(), SpatialObstacle> {
-    if !mps_programs::are_installed(&source.driver_root_mount) {
-        return Err(SpatialObstacle::NoMps);
-    }
+    mps_programs::check(&source.driver_root_mount)?;
     mps_directories::check_all(&source.mps).map_err(|error| {
         tracing::debug!(error = describe(&error), "a directory of MPS is not safe");
         SpatialObstacle::Directory

@@ -219,7 +219,9 @@ fn refuses_spatial_shares_with_the_reason_that_the_node_publishes() {
     let with = |obstacle| {
         let mut node = h100x2();
         match obstacle {
-            SpatialObstacle::NoMps | SpatialObstacle::Directory => node.mps = Err(obstacle),
+            SpatialObstacle::NoMps | SpatialObstacle::NoLoader | SpatialObstacle::Directory => {
+                node.mps = Err(obstacle);
+            }
             SpatialObstacle::Exclusive => {
                 node.nvml.gpus[0].compute_mode = ComputeMode::ExclusiveProcess;
             }
