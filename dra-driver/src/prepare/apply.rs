@@ -122,7 +122,9 @@ impl<E: Effects> Applier<E> {
         let (record, origin, others) = match self.store.load(uid)? {
             Loaded::Unsupported(unsupported) => return Err(unsupported_record(uid, unsupported)),
             Loaded::Present(present) if same_allocation(&present.devices, &devices) => {
-                (*present, Origin::Found, None)
+                let mut record = *present;
+                self.follow_lost_limit(&mut record, &devices, environment.inventory, repairs)?;
+                (record, Origin::Found, None)
             }
             Loaded::Present(earlier) => {
                 // The claim was deallocated and allocated again without an unprepare call, for example by a forced deletion of

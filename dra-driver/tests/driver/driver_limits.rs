@@ -17,7 +17,7 @@ use drava_dra_driver::prepare::base::CommonEdits;
 use drava_dra_driver::prepare::cgroup_limits::{CgroupLimits, LimitRequest};
 use drava_dra_driver::prepare::effects::Effects as _;
 use drava_dra_driver::prepare::plan::plan;
-use drava_dra_driver::prepare::record::ClaimRecord;
+use drava_dra_driver::prepare::record::{ClaimRecord, Loaded};
 use drava_nvml::{GpuFault, GpuLibrary as _, GpuUuid, Library, Status, find};
 use drava_vgpu_abi::{IdText, Limits, LimitsSpec};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ use simulator_machine::testing::{Machine, skips_without_root};
 use crate::cluster::FakeGpus;
 use crate::fixture::Allocated::Share;
 use crate::fixture::{POOL, claim, claim_ref, h100x2, share_id};
-use crate::node::TestNode;
+use crate::node::{TestNode, environment, lacks_device_files, spec_of};
 
 /// A machine with one B200 that counts memory by the cgroups below the directory.
 pub(crate) fn b200(cgroups: &Path, backend: &str) -> Machine {
@@ -60,6 +60,50 @@ fn hierarchy(controllers: &str) -> tempfile::TempDir {
     fs::write(root.path().join("cgroup.controllers"), controllers).unwrap();
     fs::write(root.path().join("cgroup.subtree_control"), "").unwrap();
     root
+}
+
+/// Otherwise no container of the claim would start there, though its class takes any limit.
+#[test]
+fn claim_follows_a_node_that_came_back_without_limits() {
+    if lacks_device_files() {
+        return;
+    }
+    let node = TestNode::started();
+    let applier = node.applier(node.effects());
+    let found = claim(1, &[Share(0, "8Gi", "30")]);
+    let prepared = |limit: Option<Result<(), LimitObstacle>>| {
+        let mut inventory = h100x2();
+        let gpu = inventory.nvml.gpus[0].uuid.clone();
+        inventory
+            .driver_limits
+            .extend(limit.map(|limit| (gpu, limit)));
+        let (driver, installed) = (node.driver(), node.installed());
+        let environment = environment(&inventory, &driver, &installed);
+        let (record, repairs) = applier
+            .prepare(&claim_ref(1), Some(&found), &environment)
+            .unwrap();
+        let saved = applier.store().load(&claim_ref(1).uid).unwrap();
+        assert!(matches!(saved, Loaded::Present(saved) if *saved == record));
+        let spec = fs::read_to_string(spec_of(&node, 1)).unwrap();
+        let is_limited = record.devices[0].share().unwrap().limited_by_driver;
+        assert_eq!(spec.contains("createRuntime"), is_limited, "{spec}");
+        (is_limited, repairs.0.join("; "))
+    };
+    assert_eq!(prepared(Some(Ok(()))), (true, String::new()));
+    // The GPU does not answer yet, or a container runs.
+    assert_eq!(prepared(None), (true, String::new()));
+    let lost = Some(Err(LimitObstacle::OldDriver));
+    let container = node.start_container(71, 1);
+    assert_eq!(prepared(lost), (true, String::new()));
+    fs::remove_dir_all(container).unwrap();
+    let (is_limited, repairs) = prepared(lost);
+    assert!(
+        !is_limited && repairs.contains("libvgpu alone limits its memory"),
+        "{repairs}"
+    );
+    assert_eq!(prepared(lost), (false, String::new()));
+    // Those that have started since have no limit by the driver.
+    assert_eq!(prepared(Some(Ok(()))), (false, String::new()));
 }
 
 /// As while NVML is released for an upgrade of the driver: the node has no cgroup v2 as little as before.

@@ -1,11 +1,15 @@
 //! Checks of a repeated prepare: the claim or the GPUs changed since the record was written.
 
-use super::{Applier, Failure};
+use drava_api::obstacle::LimitObstacle;
+use drava_nvml::GpuUuid;
+
+use super::{Applier, Failure, Repairs};
 use crate::gpus::inventory::NodeInventory;
 use crate::node::claim::ClaimUid;
 use crate::prepare::Prepared;
 use crate::prepare::effects::Effects;
 use crate::prepare::liveness::Liveness;
+use crate::prepare::record::ClaimRecord;
 
 impl<E: Effects> Applier<E> {
     /// Checks that no container of the earlier allocation of a claim runs: its limits and devices would be taken away.
@@ -16,6 +20,45 @@ impl<E: Effects> Applier<E> {
             Liveness::Unknown(reason) => format!("its processes are unknown: {reason}"),
         };
         Err(Failure::StillRunning(evidence))
+    }
+
+    /// Decides again that libvgpu alone limits the shares of a claim, on a node that came back without the limits of the NVIDIA driver, for
+    /// example with an older one: no container of the claim would start. `planned` is what the claim gets on the present node, so its class
+    /// takes any limit. A container that runs has the limit that it started with.
+    pub(super) fn follow_lost_limit(
+        &self,
+        record: &mut ClaimRecord,
+        planned: &[Prepared],
+        inventory: &NodeInventory,
+        repairs: &mut Repairs,
+    ) -> Result<(), Failure> {
+        let is_lost = |planned: &Prepared| {
+            let tried = inventory.driver_limit(&GpuUuid::new(&planned.gpu.uuid));
+            planned
+                .share()
+                .is_some_and(|share| !share.limited_by_driver)
+                && tried.is_err_and(|obstacle| obstacle != LimitObstacle::NotTried)
+        };
+        let mut devices = record.devices.clone();
+        let mut lost = devices.iter_mut().zip(planned);
+        let lost = lost.by_ref().filter(|(_, planned)| is_lost(planned));
+        let mut is_changed = false;
+        for share in lost.filter_map(|(device, _)| device.share_mut()) {
+            is_changed |= share.limited_by_driver;
+            share.limited_by_driver = false;
+        }
+        let uid = &record.claim.uid;
+        if !is_changed || self.effects.liveness(uid, &record.devices) != Liveness::Ended {
+            return Ok(());
+        }
+        self.effects.remove_cgroup_limits(uid)?;
+        record.devices = devices;
+        self.effects.save_record(record)?;
+        repairs.0.push(
+            "libvgpu alone limits its memory, because the NVIDIA driver of the node no longer can"
+                .to_owned(),
+        );
+        Ok(())
     }
 }
 
