@@ -1,7 +1,7 @@
 //! `kubectl drava doctor`: faults of an installation that can be seen in the API, each with its fix.
 //!
 //! [`fetch`] reads the cluster with the user's permissions; the checks are functions of the [`ClusterState`]. A healthy
-//! cluster has no finding. What cannot be read is listed as unchecked, because it is no fault of the cluster.
+//! cluster has no finding, but may have notes on what could be better. What cannot be read is listed as unchecked, because it is no fault of the cluster.
 
 use std::fmt;
 
@@ -106,6 +106,8 @@ impl fmt::Display for Finding {
 #[derive(Debug, Serialize)]
 pub(crate) struct Diagnosis {
     findings: Vec<Finding>,
+    /// What is no fault, and could be better.
+    notes: Vec<String>,
     /// What could not be read, and why.
     unchecked: Vec<String>,
 }
@@ -113,6 +115,7 @@ pub(crate) struct Diagnosis {
 /// Runs all checks.
 pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
     let mut findings = installation::check(state);
+    let mut notes = Vec::new();
     // Without an installation, all other checks would report its absence.
     if state.driver().is_some() {
         findings.extend(access::check(state));
@@ -124,6 +127,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
         findings.extend(queue::check(state));
         findings.extend(class_config::check(state));
         findings.extend(walls::check(state));
+        notes.extend(walls::notes(state));
         findings.extend(suspension::check(state));
         findings.extend(clock::check(state));
     }
@@ -131,6 +135,7 @@ pub(crate) fn diagnose(state: &ClusterState) -> Diagnosis {
     findings.dedup();
     Diagnosis {
         findings,
+        notes,
         unchecked: state.unchecked.clone(),
     }
 }
@@ -149,6 +154,10 @@ impl Diagnosis {
         }
         if self.findings.is_empty() {
             text.push_str("no problems found\n");
+        }
+        for note in &self.notes {
+            text.push_str(&printable(&format!("note: {note}")));
+            text.push('\n');
         }
         for unchecked in &self.unchecked {
             text.push_str(&format!("not checked: {unchecked}\n"));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use drava_api::unavailable::UnavailableReason;
 use drava_api::{DeviceType, names};
-use k8s_openapi::api::resource::v1::{Device, ResourceClaim};
+use k8s_openapi::api::resource::v1::{Device, DeviceAttribute, ResourceClaim};
 
 use super::state::ClusterState;
 use super::{Fault, Finding};
@@ -81,11 +81,18 @@ fn missing_gates(device: &Device, is_managed: bool) -> Vec<(&'static str, &'stat
 
 /// Returns the value of an attribute with or without the domain of drava.
 pub(super) fn string_attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
+    attribute(device, name)?.string.as_deref()
+}
+
+/// Returns an attribute that is a number, if it is one of `u32`.
+pub(super) fn int_attribute(device: &Device, name: &str) -> Option<u32> {
+    u32::try_from(attribute(device, name)?.int?).ok()
+}
+
+fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a DeviceAttribute> {
     let attributes = device.attributes.as_ref()?;
-    let value = attributes
-        .get(name)
-        .or_else(|| attributes.get(&format!("{}/{name}", names::DRIVER)))?;
-    value.string.as_deref()
+    let own = attributes.get(name);
+    own.or_else(|| attributes.get(&format!("{}/{name}", names::DRIVER)))
 }
 
 /// Returns the finding about a device that must not be used.

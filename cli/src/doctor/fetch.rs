@@ -20,6 +20,7 @@ use kube::{Api, Client};
 
 use drava_allocator::pool::PoolProblem;
 use drava_api::error::describe;
+use drava_api::node_profile::GpuNodeProfile;
 
 use drava_explanation::snapshot::{self, ListError, list};
 
@@ -62,6 +63,7 @@ pub(crate) async fn fetch(client: &Client) -> anyhow::Result<ClusterState> {
         list::<ResourceClaimTemplate>(client, &all).await,
         &mut unchecked,
     );
+    state.profiles = optional(list::<GpuNodeProfile>(client, &all).await, &mut unchecked);
     state.leases = optional(leases(client, &all).await, &mut unchecked);
     state.events = optional(list::<Event>(client, &all).await, &mut unchecked);
     state.policies = optional(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use drava_api::names;
+use drava_api::node_profile::GpuNodeProfile;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
@@ -33,6 +34,7 @@ pub(crate) struct ClusterState {
     /// Slices of all drivers.
     pub(crate) slices: Vec<ResourceSlice>,
     pub(crate) classes: Vec<DeviceClass>,
+    pub(crate) profiles: Option<Vec<GpuNodeProfile>>,
     pub(crate) claims: Vec<ResourceClaim>,
     pub(crate) templates: Option<Vec<ResourceClaimTemplate>>,
     /// Why pools are excluded from allocation.

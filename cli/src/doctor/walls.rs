@@ -1,15 +1,19 @@
 //! GPUs that cannot enforce what a device class requires: memory limits by the NVIDIA driver, or shares of the multiprocessors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drava_api::config::{self, MemoryEnforcement, Settings};
+use drava_api::node_profile::{GpuIdentity, NodeSettings};
 use drava_api::obstacle::{LimitObstacle, SpatialObstacle};
 use drava_api::{DeviceType, names};
-use k8s_openapi::api::resource::v1::{Device, DeviceClass};
+use k8s_openapi::api::resource::v1::{Device, DeviceAllocationConfiguration, DeviceClass};
 
-use super::device::string_attribute;
+use super::device::{int_attribute, string_attribute};
 use super::state::ClusterState;
 use super::{Fault, Finding};
+
+/// Most nodes that a note names.
+const MAX_NODES: usize = 3;
 
 /// What a device class can require.
 struct Wall {
@@ -61,41 +65,112 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
     WALLS.iter().flat_map(|wall| missing(state, wall)).collect()
 }
 
-fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
-    let mut found = BTreeSet::new();
-    let mut is_anywhere = false;
-    for slice in state.own_slices() {
-        let node = slice.spec.node_name.as_deref().unwrap_or_default();
-        for device in slice.spec.devices.iter().flatten() {
-            match (wall.obstacle)(device) {
-                Some((problem, remedy)) => {
-                    found.insert((node, problem, remedy));
-                }
-                None => is_anywhere |= (wall.has)(device),
-            }
+/// Returns what is no fault: shares of classes that take any wall, on nodes where libvgpu alone limits their memory.
+pub(super) fn notes(state: &ClusterState) -> Vec<String> {
+    let [wall, _] = &WALLS;
+    let mut nodes: BTreeMap<(&str, String), BTreeSet<&str>> = BTreeMap::new();
+    for device in devices(state) {
+        let Some((problem, remedy)) = (wall.obstacle)(device.device) else {
+            continue;
+        };
+        let takes_any = |class: &DeviceClass| {
+            let of_class = of_class(class, &device, wall);
+            let is_auto =
+                |settings: &Settings| settings.memory_enforcement == MemoryEnforcement::Auto;
+            of_class.is_some_and(|of_class| is_auto(&of_class.settings) && !of_class.is_selected)
+        };
+        if state.classes.iter().any(takes_any) {
+            let of_obstacle = nodes.entry((problem, remedy)).or_default();
+            of_obstacle.insert(device.node);
         }
     }
-    let requirements = state.classes.iter().filter_map(|class| {
+    let note = |((problem, remedy), nodes): ((&str, String), BTreeSet<&str>)| {
+        let mut named: Vec<&str> = nodes.iter().copied().take(MAX_NODES).collect();
+        let more = format!("{} more", nodes.len().saturating_sub(MAX_NODES));
+        if nodes.len() > MAX_NODES {
+            named.push(&more);
+        }
+        format!(
+            "libvgpu alone limits the memory of shares on {}: {problem}; {remedy}",
+            named.join(", ")
+        )
+    };
+    nodes.into_iter().map(note).collect()
+}
+
+/// A device of drava.
+struct Published<'a> {
+    node: &'a str,
+    device: &'a Device,
+    /// The profile of its node, and what that sets for options that a class leaves out.
+    profile: Option<String>,
+    defaults: Settings,
+}
+
+fn devices(state: &ClusterState) -> impl Iterator<Item = Published<'_>> {
+    state.own_slices().flat_map(move |slice| {
+        let node = slice.spec.node_name.as_deref().unwrap_or_default();
+        let devices = slice.spec.devices.iter().flatten();
+        devices.map(move |device| {
+            let (profile, defaults) = defaults(state, node, device);
+            Published {
+                node,
+                device,
+                profile,
+                defaults,
+            }
+        })
+    })
+}
+
+/// Returns what the profile of a node sets for the shares of a GPU.
+fn defaults(state: &ClusterState, node: &str, device: &Device) -> (Option<String>, Settings) {
+    let mut nodes = state.nodes.iter();
+    let found = nodes.find(|found| found.metadata.name.as_deref() == Some(node));
+    let labels = found.and_then(|node| node.metadata.labels.clone());
+    let uuid = string_attribute(device, names::attribute::UUID).unwrap_or_default();
+    let gpu = GpuIdentity {
+        uuid,
+        index: int_attribute(device, names::attribute::INDEX).unwrap_or(u32::MAX),
+        product_name: string_attribute(device, names::attribute::PRODUCT_NAME).unwrap_or_default(),
+    };
+    let profiles = state.profiles.iter().flatten();
+    let settings = NodeSettings::resolve(profiles, &labels.unwrap_or_default(), [gpu]);
+    let defaults = settings.gpu(uuid).share_defaults();
+    (settings.profile.map(|profile| profile.name), defaults)
+}
+
+fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
+    let mut lacking = Vec::new();
+    let mut is_anywhere = false;
+    for device in devices(state) {
+        match (wall.obstacle)(device.device) {
+            Some((problem, remedy)) => lacking.push((device, problem, remedy)),
+            None => is_anywhere |= (wall.has)(device.device),
+        }
+    }
+    let of_class = |class: &DeviceClass| {
         let name = class.metadata.name.as_deref().unwrap_or_default();
-        Some((name, requirement(class, wall)?))
-    });
-    let of_class = |(class, requirement): (&str, Requirement)| {
-        let finding = |(node, problem, remedy): &(&str, &str, String)| {
-            let (problem, fix) = match requirement {
+        let finding = |(device, problem, remedy): &(Published<'_>, &str, String)| {
+            let (problem, fix) = match requirement(class, device, wall)? {
                 Requirement::OfAnyDevice => (
-                    format!(
-                        "device class {class} requires {}, and {problem}",
-                        wall.field
-                    ),
+                    format!("device class {name} requires {}, and {problem}", wall.field),
                     format!(
                         "{remedy}, or select devices with {} in the class",
                         wall.selector
                     ),
                 ),
+                Requirement::OfProfile(profile) => (
+                    format!(
+                        "GpuNodeProfile {profile} requires {} for device class {name}, and {problem}",
+                        wall.field
+                    ),
+                    format!("{remedy}, or change spec.defaults of the profile"),
+                ),
                 Requirement::OfSelected if is_anywhere => return None,
                 Requirement::OfSelected => (
                     format!(
-                        "device class {class} selects {}, which no GPU of the cluster has: {problem}",
+                        "device class {name} selects {}, which no GPU of the cluster has: {problem}",
                         wall.selector
                     ),
                     remedy.clone(),
@@ -103,45 +178,88 @@ fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
             };
             Some(Finding {
                 fault: wall.fault,
-                object: format!("node {node}"),
+                object: format!("node {}", device.node),
                 problem,
                 fix,
             })
         };
-        found.iter().filter_map(finding).collect::<Vec<_>>()
+        lacking.iter().filter_map(finding).collect::<Vec<_>>()
     };
-    requirements.flat_map(of_class).collect()
+    state.classes.iter().flat_map(of_class).collect()
 }
 
 /// How a class requires a wall.
-#[derive(Clone, Copy)]
 enum Requirement {
     /// A device without it may be allocated, and is refused by the node driver.
     OfAnyDevice,
+    /// The same, by the profile of the node with this name.
+    OfProfile(String),
     /// Only devices with it are allocated.
     OfSelected,
 }
 
-fn requirement(class: &DeviceClass, wall: &Wall) -> Option<Requirement> {
-    let spec = class.spec.as_ref()?;
-    let configs = spec.config.as_deref().unwrap_or_default();
-    // An invalid config is another finding.
-    let settings = config::resolve_spec(configs, &[], "").ok()?;
-    if !(wall.is_required)(&settings) {
+fn requirement(class: &DeviceClass, device: &Published<'_>, wall: &Wall) -> Option<Requirement> {
+    let of_class = of_class(class, device, wall)?;
+    if !(wall.is_required)(&of_class.settings) {
         return None;
     }
-    let mut selectors = spec.selectors.iter().flatten();
-    let is_selected = selectors.any(|selector| {
-        let names = |attribute: &str| {
-            let cel = selector.cel.as_ref();
-            cel.is_some_and(|cel| cel.expression.contains(attribute))
-        };
-        names(wall.attribute) || wall.alternative.is_some_and(names)
-    });
-    Some(match is_selected {
-        true => Requirement::OfSelected,
-        false => Requirement::OfAnyDevice,
+    let is_own = resolved(class, Settings::default()).is_some_and(|own| (wall.is_required)(&own));
+    Some(match (of_class.is_selected, is_own, &device.profile) {
+        (true, ..) => Requirement::OfSelected,
+        (false, false, Some(profile)) => Requirement::OfProfile(profile.clone()),
+        (false, ..) => Requirement::OfAnyDevice,
     })
+}
+
+/// What a class says of the shares of a device.
+struct OfClass {
+    settings: Settings,
+    /// Whether its selectors name the wall.
+    is_selected: bool,
+}
+
+/// Returns what a class says of the shares of a device; `None` if they are not of the class, or its config is invalid, which is another
+/// finding.
+fn of_class(class: &DeviceClass, device: &Published<'_>, wall: &Wall) -> Option<OfClass> {
+    let spec = class.spec.as_ref()?;
+    let selectors = spec.selectors.iter().flatten();
+    let expressions =
+        selectors.filter_map(|selector| Some(selector.cel.as_ref()?.expression.as_str()));
+    let expressions: Vec<&str> = expressions.collect();
+    let name = |text: &str| {
+        expressions
+            .iter()
+            .any(|expression| expression.contains(text))
+    };
+    // A class without options of drava may be one for whole GPUs, for partitions, or for devices of another driver.
+    let is_configured = spec.config.iter().flatten().any(|config| {
+        let opaque = config.opaque.as_ref();
+        opaque.is_some_and(|opaque| opaque.driver == names::DRIVER)
+    });
+    let is_of_shares = name(names::DRIVER)
+        && ![".type == \"gpu\"", ".type == \"mig\""]
+            .iter()
+            .any(|kind| name(kind));
+    if !is_configured && !is_of_shares {
+        return None;
+    }
+    Some(OfClass {
+        settings: resolved(class, device.defaults.clone())?,
+        is_selected: name(wall.attribute) || wall.alternative.is_some_and(name),
+    })
+}
+
+/// Returns the options of a class, over those of a node profile.
+fn resolved(class: &DeviceClass, defaults: Settings) -> Option<Settings> {
+    let spec = class.spec.as_ref()?;
+    let configs = spec.config.iter().flatten();
+    let configs = configs.map(|config| DeviceAllocationConfiguration {
+        source: "FromClass".to_owned(),
+        opaque: config.opaque.clone(),
+        requests: None,
+    });
+    let configs: Vec<_> = configs.collect();
+    config::resolve_over(defaults, &configs, "").ok()
 }
 
 fn device_type(device: &Device) -> Option<DeviceType> {

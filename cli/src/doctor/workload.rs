@@ -104,6 +104,8 @@ fn fix(reason: ConditionReason) -> Option<&'static str> {
         | ConditionReason::SuspendFailed => None,
         // What a policy does with idle shares, events of their pods say.
         ConditionReason::NoGpuTime | ConditionReason::UsesGpu => None,
+        // kubelet's event at the pod, which is a finding of its own.
+        ConditionReason::IncompatibleClaims => None,
         // Found by the taint of the device.
         ConditionReason::GpuFault
         | ConditionReason::GpuLost

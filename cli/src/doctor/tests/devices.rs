@@ -244,6 +244,72 @@ fn with_devices(devices: &[&[(&str, &str)]], config: &Value, selector: &str) -> 
     })
 }
 
+/// The text of doctor for a device with these attributes, and a class without options and with this selector.
+fn noted(attributes: &[(&str, &str)], selector: &str) -> String {
+    text(|state| {
+        let mut device = device();
+        for (name, value) in attributes {
+            device["attributes"][name] = json!({"string": value});
+        }
+        state.slices = vec![object(slice("gpu.drava.dev", device))];
+        state.classes.push(object(json!({
+            "metadata": {"name": "bare"}, "spec": {"selectors": [{"cel": {"expression": selector}}]},
+        })));
+    })
+}
+
+#[test]
+fn names_profile_that_requires_memory_limits_for_classes() {
+    let of = |enforcement: Option<&str>, selected: &str| {
+        text(|state| {
+            let mut device = device();
+            for (name, value) in [
+                ("memoryEnforcement", "library"),
+                ("memoryEnforcementObstacle", "driver-before-615"),
+            ] {
+                device["attributes"][name] = json!({"string": value});
+            }
+            state.slices = vec![object(slice("gpu.drava.dev", device))];
+            state.profiles = Some(vec![object(json!({
+                "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "GpuNodeProfile", "metadata": {"name": "walls"},
+                "spec": {"nodeSelector": {"walls": selected}, "defaults": {"memory": {"enforcement": "driver"}}},
+            }))]);
+            let labels = state.nodes[0].metadata.labels.get_or_insert_default();
+            labels.insert("walls".to_owned(), "yes".to_owned());
+            let mut class = json!({
+                "metadata": {"name": "walled"}, "spec": {"selectors": [{"cel": {"expression": ANY}}]},
+            });
+            if let Some(enforcement) = enforcement {
+                class["spec"]["config"] = json!([{"opaque": {"driver": "gpu.drava.dev", "parameters": {
+                    "apiVersion": "gpu.drava.dev/v1alpha1", "kind": "VgpuConfig", "memory": {"enforcement": enforcement},
+                }}}]);
+            }
+            state.classes.push(object(class));
+        })
+    };
+    let obstacle = LimitObstacle::OldDriver;
+    let (problem, remedy) = (obstacle.problem(), obstacle.remedy());
+    assert_eq!(
+        of(None, "yes"),
+        format!(
+            "node n1: GpuNodeProfile walls requires memory.enforcement: driver for device class walled, and {problem}; {remedy}, or \
+             change spec.defaults of the profile\n"
+        )
+    );
+    // The class takes precedence, and the profile of another node does not matter.
+    assert_eq!(of(Some("library"), "yes"), NOTHING);
+    let note = format!(
+        "{NOTHING}note: libvgpu alone limits the memory of shares on n1: {problem}; {remedy}\n"
+    );
+    assert_eq!(of(Some("auto"), "yes"), note);
+    assert_eq!(of(None, "no"), note);
+    let required = of(Some("driver"), "no");
+    assert!(
+        required.starts_with("node n1: device class walled requires"),
+        "{required}"
+    );
+}
+
 const ANY: &str = "device.driver == \"gpu.drava.dev\"";
 const NOTHING: &str = "no problems found\n";
 
@@ -270,7 +336,20 @@ fn names_what_lacks_for_memory_limits_that_a_class_requires() {
             )
         );
         let auto = json!({"memory": {"enforcement": "auto"}});
-        assert_eq!(found(&auto, ANY), NOTHING);
+        assert_eq!(
+            found(&auto, ANY),
+            format!(
+                "{NOTHING}note: libvgpu alone limits the memory of shares on n1: {}; {}\n",
+                obstacle.problem(),
+                obstacle.remedy()
+            )
+        );
+        assert_eq!(
+            found(&json!({"memory": {"enforcement": "library"}}), ANY),
+            NOTHING
+        );
+        let whole = "device.driver == \"gpu.drava.dev\" && device.attributes[\"gpu.drava.dev\"].type == \"gpu\"";
+        assert_eq!(noted(&attributes, whole), NOTHING);
         let selected = "device.attributes[\"gpu.drava.dev\"].memoryEnforcement == \"driver\"";
         let with_able = with_devices(&[&attributes, &able], &required, selected);
         assert_eq!(with_able, NOTHING);
