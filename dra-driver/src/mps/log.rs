@@ -53,7 +53,7 @@ impl ControlLog {
                 return Ok(self.was_told_to_quit);
             };
             self.offset += read.len() as u64;
-            self.take(read);
+            self.add(read);
         }
     }
 
@@ -83,7 +83,7 @@ impl ControlLog {
         self.line.clear();
     }
 
-    fn take(&mut self, read: &[u8]) {
+    fn add(&mut self, read: &[u8]) {
         for part in read.split_inclusive(|byte| *byte == b'\n') {
             let room = LINE_BYTES.saturating_sub(self.line.len());
             self.line.extend(part.iter().take(room));

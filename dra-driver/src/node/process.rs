@@ -383,10 +383,15 @@ mod tests {
         let mut processes = Processes::new("/proc".into(), dir.path().to_owned());
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
+        let (start, started) = std::sync::mpsc::channel();
         let (release, released) = std::sync::mpsc::channel::<()>();
         assert!(!processes.kill_after(pid, |_| false, || unreachable!()));
-        let before = move || drop(released.recv());
+        let before = move || {
+            start.send(()).unwrap();
+            let _ = released.recv();
+        };
         assert!(processes.kill_after(pid, |_| true, before));
+        started.recv().unwrap();
         // While the first one is not over.
         assert!(!processes.kill_after(pid, |_| true, || unreachable!()));
         assert!(child.try_wait().unwrap().is_none(), "killed too early");

@@ -316,7 +316,7 @@ fn client_of_mps_is_ended_on_its_server_before_it_is_killed() {
     let _agent = node.agent_with(config);
     let mut by_time = node.escape(1, "cuMemAlloc_v2", MIB, false);
     let mut client = node.escape(2, "cuMemAlloc_v2", MIB, false);
-    let (_, pid) = ending.recv().unwrap();
+    let (_, pid) = eventually("an end on the server", || ending.try_recv().ok());
     assert_eq!(pid, client.pid());
     // The agent goes on meanwhile: the other one has no server, and is killed at once.
     assert_eq!(by_time.exit_signal(), Some(9));

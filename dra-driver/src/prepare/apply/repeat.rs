@@ -40,8 +40,8 @@ impl<E: Effects> Applier<E> {
                 && tried.is_err_and(|obstacle| obstacle != LimitObstacle::NotTried)
         };
         let mut devices = record.devices.clone();
-        let mut lost = devices.iter_mut().zip(planned);
-        let lost = lost.by_ref().filter(|(_, planned)| is_lost(planned));
+        let lost = devices.iter_mut().zip(planned);
+        let lost = lost.filter(|(_, planned)| is_lost(planned));
         let mut is_changed = false;
         for share in lost.filter_map(|(device, _)| device.share_mut()) {
             is_changed |= share.limited_by_driver;
