@@ -300,6 +300,7 @@ fn measures_spatial_shares() {
     let filled = "a tenant that fills the GPU beside an idle one";
     let held = [
         "multiprocessors of a client",
+        "multiprocessors of a client of the node driver's own daemon",
         "a fault of a client of MPS reaches the other client",
         "a fault of a client of MPS does not reach a program outside",
         "a fault of a client of MPS, then a new client",

@@ -4,6 +4,7 @@
 //! is in the container of a claim. Used by the tests and the bench of the agent, and as a program by `cargo xtask gpu`.
 
 mod agent_process;
+pub mod mps;
 pub mod simulated;
 pub mod suspender;
 

@@ -53,6 +53,9 @@ fn main() -> ExitCode {
     if let Some(code) = checkpoint::run(std::env::args_os()) {
         return code;
     }
+    if let Some(code) = gpu_node::mps::run(std::env::args_os) {
+        return code;
+    }
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,16 +1,17 @@
 //! A daemon of MPS for the first GPU, with the options of the node driver. It changes nothing of the GPU and ends with its value.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use drava_cluster::process::{self, Limit};
+use serde::Deserialize;
 use tempfile::TempDir;
 
-use super::setup::{Setup, is_installed};
+use super::setup::{Running, Setup, is_installed};
 
 const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -125,6 +126,65 @@ impl Drop for Daemon<'_> {
         }
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// A daemon that the node driver's code starts: in a root and with shared memory of its own.
+pub(super) struct OwnDaemon<'a> {
+    setup: &'a Setup,
+    program: Running,
+    directories: Directories,
+    _directory: TempDir,
+}
+
+/// First line of `gpu-node own-mps`.
+#[derive(Debug, Deserialize)]
+struct Directories {
+    pipe: PathBuf,
+    shm: PathBuf,
+}
+
+impl<'a> OwnDaemon<'a> {
+    /// # Errors
+    /// When the daemon does not start; the reason is on standard error.
+    pub(super) fn start(setup: &'a Setup) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut command = Command::new(&setup.node);
+        command
+            .arg("own-mps")
+            .arg(directory.path())
+            .arg(setup.driver_root())
+            .arg(setup.gpu()?.gpu()?);
+        let mut program = Running::start(command)?;
+        Ok(Self {
+            setup,
+            directories: program.json()?,
+            program,
+            _directory: directory,
+        })
+    }
+
+    /// A client as in a container: with the shared memory of the daemon, and a part of the multiprocessors.
+    pub(super) fn limited(&self, client: &Command, percent: u32) -> Command {
+        const SHOW: &str = "mount --bind \"$0\" /dev/shm && exec \"$@\"";
+        let mut command = self.setup.program(None, Path::new("unshare"));
+        command
+            .args(["--mount", "sh", "-c", SHOW])
+            .arg(&self.directories.shm)
+            .arg(client.get_program())
+            .args(client.get_args())
+            .env_remove("CUDA_VISIBLE_DEVICES")
+            .env(PIPE_DIRECTORY, &self.directories.pipe)
+            .env(PERCENTAGE, percent.to_string());
+        command
+    }
+
+    /// Ends the daemon.
+    ///
+    /// # Errors
+    /// When something of it is left.
+    pub(super) fn end(self) -> Result<()> {
+        self.program.end().map(drop)
     }
 }
 

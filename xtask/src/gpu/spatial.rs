@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::agent::SETTLE;
 use super::compute::{Tenants, percent};
 use super::memory::{self, Taken};
-use super::mps::Daemon;
+use super::mps::{Daemon, OwnDaemon};
 use super::node::{Node, two};
 use super::report::Row;
 use super::rows::{Needed, Rows};
@@ -41,6 +41,9 @@ const GOAL_LENT: f64 = 1.5;
 
 /// Longest time after the end of all clients in which a new one is refused.
 const LONGEST_RECOVERY: Duration = Duration::from_secs(5);
+
+/// Title of the row about the daemon of the node driver.
+const OWN: &str = "multiprocessors of a client of the node driver's own daemon";
 
 /// Longest run of a client that only shows its GPU. The first one waits for a server.
 const LONGEST_CLIENT: Duration = Duration::from_secs(30);
@@ -78,6 +81,7 @@ pub(super) fn rows(setup: &Setup, seconds: f64, rows: &mut Rows<'_>) -> Result<(
     with_mps("multiprocessors of a client", &|daemon| {
         Ok(vec![part(setup, daemon)?])
     })?;
+    with_mps(OWN, &|_| Ok(vec![own(setup)?]))?;
     for load in LOADS {
         let title = format!("kernels for 1/{load} of the multiprocessors");
         with_mps(&title, &|daemon| {
@@ -123,6 +127,21 @@ fn part(setup: &Setup, daemon: &Daemon<'_>) -> Result<Row> {
         "multiprocessors of a client",
         is_client(part, whole),
         format!("{part} of {whole} with {PERCENT}%"),
+    ))
+}
+
+/// The same with the daemon that the node driver starts, which has a root, cgroups and shared memory of its own.
+fn own(setup: &Setup) -> Result<Row> {
+    let whole = setup.gpu()?.multiprocessors;
+    let daemon = OwnDaemon::start(setup).context("see the reason above")?;
+    let client = daemon.limited(&setup.suite(None, &["gpu"]), PERCENT);
+    let part: Gpu = json_within(client, Limit::total(LONGEST_CLIENT))?;
+    daemon.end()?;
+    let part = part.multiprocessors;
+    Ok(Row::checked(
+        OWN,
+        is_client(part, whole),
+        format!("{part} of {whole} with {PERCENT}%; the daemon has ended"),
     ))
 }
 
