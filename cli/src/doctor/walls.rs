@@ -153,22 +153,22 @@ fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
         let name = class.metadata.name.as_deref().unwrap_or_default();
         let finding = |(device, problem, remedy): &(Published<'_>, &str, String)| {
             let (problem, fix) = match requirement(class, device, wall)? {
-                Requirement::OfAnyDevice => (
+                Requirement::AnyDevice => (
                     format!("device class {name} requires {}, and {problem}", wall.field),
                     format!(
                         "{remedy}, or select devices with {} in the class",
                         wall.selector
                     ),
                 ),
-                Requirement::OfProfile(profile) => (
+                Requirement::Profile(profile) => (
                     format!(
                         "GpuNodeProfile {profile} requires {} for device class {name}, and {problem}",
                         wall.field
                     ),
                     format!("{remedy}, or change spec.defaults of the profile"),
                 ),
-                Requirement::OfSelected if is_anywhere => return None,
-                Requirement::OfSelected => (
+                Requirement::Selected if is_anywhere => return None,
+                Requirement::Selected => (
                     format!(
                         "device class {name} selects {}, which no GPU of the cluster has: {problem}",
                         wall.selector
@@ -191,11 +191,11 @@ fn missing(state: &ClusterState, wall: &Wall) -> Vec<Finding> {
 /// How a class requires a wall.
 enum Requirement {
     /// A device without it may be allocated, and is refused by the node driver.
-    OfAnyDevice,
+    AnyDevice,
     /// The same, by the profile of the node with this name.
-    OfProfile(String),
+    Profile(String),
     /// Only devices with it are allocated.
-    OfSelected,
+    Selected,
 }
 
 fn requirement(class: &DeviceClass, device: &Published<'_>, wall: &Wall) -> Option<Requirement> {
@@ -205,9 +205,9 @@ fn requirement(class: &DeviceClass, device: &Published<'_>, wall: &Wall) -> Opti
     }
     let is_own = resolved(class, Settings::default()).is_some_and(|own| (wall.is_required)(&own));
     Some(match (of_class.is_selected, is_own, &device.profile) {
-        (true, ..) => Requirement::OfSelected,
-        (false, false, Some(profile)) => Requirement::OfProfile(profile.clone()),
-        (false, ..) => Requirement::OfAnyDevice,
+        (true, ..) => Requirement::Selected,
+        (false, false, Some(profile)) => Requirement::Profile(profile.clone()),
+        (false, ..) => Requirement::AnyDevice,
     })
 }
 
