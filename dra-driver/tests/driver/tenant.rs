@@ -343,13 +343,36 @@ fn held(machine: &Machine) -> BTreeMap<String, u64> {
 
 /// A node with a node driver, on which claims are prepared.
 struct Node {
+    // Ends first: it starts daemons again.
+    driver: DriverProcess,
+    _daemons: MpsDaemons,
     directory: TempDir,
     machine: Machine,
     node: TestNode,
     api: ApiServer,
     plugin: Plugin,
     _kubelet: FakeKubelet,
-    driver: DriverProcess,
+}
+
+/// The daemons of MPS whose records are in a directory. They outlive the node driver.
+struct MpsDaemons(PathBuf);
+
+impl Drop for MpsDaemons {
+    fn drop(&mut self) {
+        for gpu in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let record = fs::read(gpu.path().join("daemon.json")).unwrap_or_default();
+            let record: Value = serde_json::from_slice(&record).unwrap_or_default();
+            let Some(pid) = record["pid"].as_u64() else {
+                continue;
+            };
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            let pids = children.split_whitespace().map(str::to_owned);
+            for pid in pids.chain([pid.to_string()]) {
+                let _ = Command::new("kill").args(["-KILL", &pid]).status();
+            }
+        }
+    }
 }
 
 impl Node {
@@ -387,13 +410,14 @@ impl Node {
         let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
         driver.await_ready().await;
         Self {
+            driver,
+            _daemons: MpsDaemons(node.layout().mps()),
             directory,
             machine,
             node,
             api,
             plugin,
             _kubelet: kubelet,
-            driver,
         }
     }
 
