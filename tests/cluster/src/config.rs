@@ -183,6 +183,9 @@ pub(crate) fn containerd(snapshotter: Snapshotter, runc: &str) -> String {
         r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
+# Without it, containerd runs, and no pod: it ends instead, and is started again. Its watches need inotify instances, which tests beside
+# it may have used up for a moment.
+required_plugins = ["io.containerd.grpc.v1.cri"]
 
 [grpc]
 address = "{CONTAINERD_SOCKET}"

@@ -233,6 +233,7 @@ fn page_quotes_what_is_said() {
         request("vgpu.drava.dev", json!({"memory": "8000", "mem": "8Gi"})),
         request("vgpu.drava.dev", json!({"memory": "8Mi", "cores": "0.3"})),
         request("vgpu.drava.dev", json!({"cores": "130"})),
+        request("vgpu.drava.dev", json!({"memory": "0", "cores": "-5"})),
     ]
     .iter()
     .flat_map(|requests| {
@@ -248,7 +249,7 @@ fn page_quotes_what_is_said() {
     let quoted: Vec<&str> = rows
         .map(|row| row.trim_end_matches("` |").rsplit('`').next().unwrap())
         .collect();
-    assert_eq!(quoted.len(), 10, "{quoted:?}");
+    assert_eq!(quoted.len(), 12, "{quoted:?}");
     for text in quoted {
         assert!(
             said.iter().any(|said| said.contains(text)),
