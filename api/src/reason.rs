@@ -4,6 +4,10 @@
 
 use std::fmt;
 
+/// Why a container has no claim for GPUs beside one with `computePolicy: spatial`; controller and node driver end their messages with it.
+pub const BESIDE_SPATIAL: &str = "beside a claim with computePolicy: spatial a container has no other claim for GPUs, because its \
+                                  programs find the MPS daemon of one GPU only: give it one of the claims";
+
 macro_rules! reasons {
     ($($name:ident: $meaning:literal;)*) => {
         /// Stable code of a reason. The codes are part of the interface: events and `kubectl drava explain` contain them.

@@ -223,8 +223,8 @@ pub enum ClaimProblem {
     },
     /// A container has a claim with `computePolicy: spatial` and another one.
     #[error(
-        "the container {container:?} has the claim {other} too; beside a claim with computePolicy: spatial a container has no other \
-         claim for GPUs, because its programs find the MPS daemon of one GPU only: give it one of the claims"
+        "the container {container:?} has the claim {other} too; {}",
+        drava_api::reason::BESIDE_SPATIAL
     )]
     Incompatible {
         /// Name of the container.

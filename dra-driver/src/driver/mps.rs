@@ -30,6 +30,9 @@ const COMPARE_EVERY: u32 = 10;
 /// How long programs have to end after a fault, before their server is ended: until then it takes no new program.
 const FAULT_GRACE: Duration = Duration::from_secs(1);
 
+/// Time in which what shows a fault is of one fault: the state of the server and XIDs, in any order, also after the server was ended.
+const SAME_FAULT: Duration = Duration::from_secs(3);
+
 /// Longest time in which a program is ended on its server, before it is killed.
 const TERMINATE: Duration = Duration::from_secs(1);
 
@@ -104,14 +107,15 @@ fn step(server: Server, xids: u64, seen: &mut Seen, now: Instant) -> Step {
     };
     let is_new_fault = since.is_some() && seen.fault_since.is_none();
     seen.fault_since = since;
-    let is_over = |time: Instant| now.duration_since(time) >= FAULT_GRACE;
+    let is_past = |time: Instant, length| now.duration_since(time) >= length;
     // Of the same fault may be another XID, which costs no look.
-    if since.is_some_and(is_over) {
+    if since.is_some_and(|time| is_past(time, FAULT_GRACE)) {
         // A server that faults again is a new fault.
         seen.fault_since = None;
         return Step::EndServers;
     }
-    if (is_new_fault || is_new_xid) && seen.reported.is_none_or(is_over) {
+    let is_other = |time| is_past(time, SAME_FAULT);
+    if (is_new_fault || is_new_xid) && seen.reported.is_none_or(is_other) {
         seen.reported = Some(now);
         return Step::Report(match since {
             Some(_) => Fault::OfServer,
@@ -562,6 +566,7 @@ mod tests {
                 let fault = start + millis(fault);
                 let now = std::cell::Cell::new(start);
                 let (mut seen, mut ended, mut looks) = (seen(0), None, 0);
+                let mut reports = 0;
                 while ended.is_none() {
                     assert!(looks < 6, "the server is not ended");
                     // A node under load looks later than it should.
@@ -574,8 +579,10 @@ mod tests {
                             false => Server::Serving,
                         };
                         let xids = u64::from(at >= fault + millis(xid_after));
-                        if step(server, xids, &mut seen, at) == Step::EndServers {
-                            ended = Some(at);
+                        match step(server, xids, &mut seen, at) {
+                            Step::EndServers => ended = Some(at),
+                            Step::Report(_) => reports += 1,
+                            Step::None => {}
                         }
                         time_to_end(&seen, at)
                     };
@@ -585,6 +592,12 @@ mod tests {
                 let needed = ended.unwrap() - fault;
                 let late = Duration::from_millis(3);
                 assert!(needed <= PERIOD + FAULT_GRACE + late, "{needed:?}");
+                let next = now.get() + PERIOD;
+                reports += u32::from(step(Server::Serving, 1, &mut seen, next) != Step::None);
+                assert_eq!(
+                    reports, 1,
+                    "the XID after {xid_after} ms is of the same fault"
+                );
             }
         }
         assert!(PERIOD + FAULT_GRACE <= Duration::from_secs(2));

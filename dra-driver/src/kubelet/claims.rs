@@ -7,7 +7,7 @@ use std::time::Duration;
 use drava_api::error::describe;
 use drava_api::event::EventReason;
 use drava_api::listed::Listed;
-use drava_api::names;
+use drava_api::{names, reason};
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -166,8 +166,8 @@ pub struct SandboxError {
 /// A container has a spatial claim and another one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "claim {claim}: the container {container:?} of pod {pod} has the claim {other:?} too; beside a claim with computePolicy: spatial a \
-     container has no other claim for GPUs, because its programs find the MPS daemon of one GPU only: give it one of the claims"
+    "claim {claim}: the container {container:?} of pod {pod} has the claim {other:?} too; {}",
+    reason::BESIDE_SPATIAL
 )]
 pub struct BesideError {
     /// The claim.
@@ -400,7 +400,7 @@ impl<E: Effects> ClaimService<E> {
         let (node, installed) = self.environment(claim).await?;
         let (applier, pool, wanted) = (Arc::clone(&self.applier), self.pool.clone(), claim.clone());
         let delivery = self.delivery;
-        let (outcome, found, node) = blocking(move || {
+        let outcome = blocking(move || {
             let environment = Environment {
                 pool: &pool,
                 inventory: &node.inventory,
@@ -411,7 +411,7 @@ impl<E: Effects> ClaimService<E> {
             let outcome = applier.prepare(&wanted, found.as_ref(), &environment);
             // Released only now: the caller may be cancelled while this task runs.
             drop(lock);
-            (outcome, found, node)
+            outcome
         })
         .await?;
         let (record, repairs) = outcome.inspect_err(|error| {
@@ -429,11 +429,20 @@ impl<E: Effects> ClaimService<E> {
         })?;
         self.held.forget(&claim.uid);
         self.report_repairs(claim, repairs);
-        if let Some(found) = &found {
-            self.reporter
-                .devices(found, &record, &node.inventory, &Injection::Expected);
-        }
         Ok(record)
+    }
+
+    /// Writes the conditions of a claim that has its record.
+    pub(crate) fn report(
+        &self,
+        found: Option<&ResourceClaim>,
+        record: &ClaimRecord,
+        injection: &Injection,
+    ) {
+        if let (Some(found), State::Known(node)) = (found, self.gpus.borrow().clone()) {
+            self.reporter
+                .devices(found, record, &node.inventory, injection);
+        }
     }
 
     /// Checks that the runtimes of the claim's pods apply it. What the API server does not answer in time passes: the check for
@@ -520,22 +529,6 @@ impl<E: Effects> ClaimService<E> {
         Ok(())
     }
 
-    /// Writes that a claim is refused, though it has its record.
-    fn report_refused(
-        &self,
-        found: Option<ResourceClaim>,
-        record: &ClaimRecord,
-        error: &PrepareError,
-    ) {
-        if let (PrepareError::Beside(error), Some(found)) = (error, found)
-            && let State::Known(node) = self.gpus.borrow().clone()
-        {
-            let refused = Injection::Incompatible(error.to_string());
-            self.reporter
-                .devices(&found, record, &node.inventory, &refused);
-        }
-    }
-
     /// Returns a pod of a claim.
     async fn pod(&self, claim: &ClaimRef, pod: PodRef) -> Option<(Pod, PodRef)> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
@@ -605,8 +598,15 @@ impl<E: Effects> Claims for ClaimService<E> {
             let error = match self.prepare_locked(claim, found, lock).await {
                 Ok(record) => {
                     let checked = self.check_containers(claim, &record, pods).await;
-                    checked.inspect_err(|error| self.report_refused(object, &record, error))?;
-                    return Ok(devices(&record));
+                    let injection = match &checked {
+                        Err(PrepareError::Beside(error)) => {
+                            Injection::Incompatible(error.to_string())
+                        }
+                        // Others say nothing about the claim.
+                        Ok(()) | Err(_) => Injection::Expected,
+                    };
+                    self.report(object.as_ref(), &record, &injection);
+                    return checked.map(|()| devices(&record));
                 }
                 Err(error) => error,
             };

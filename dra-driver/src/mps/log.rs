@@ -8,7 +8,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Start of a line that is kept: the command in it.
+/// Start of a line that is kept, with one blank for each run of them: the command is in it.
 const LINE_BYTES: usize = 256;
 
 /// What was read of the log of a daemon.
@@ -67,7 +67,8 @@ impl ControlLog {
             return Ok(());
         }
         let log = File::options().write(true).open(path)?;
-        // A line may come while the log is read: the log is emptied only as it was read.
+        // A line may come while the log is read: the log is emptied only as it was read. One that comes between the comparison and
+        // the end of the log, two system calls, is lost; the daemon then takes no program, and is replaced for that.
         while !self.was_told_to_quit(path)? {
             if log.metadata()?.len() == self.offset {
                 log.set_len(0)?;
@@ -85,8 +86,13 @@ impl ControlLog {
 
     fn add(&mut self, read: &[u8]) {
         for part in read.split_inclusive(|byte| *byte == b'\n') {
-            let room = LINE_BYTES.saturating_sub(self.line.len());
-            self.line.extend(part.iter().take(room));
+            for byte in part {
+                let is_run = byte.is_ascii_whitespace()
+                    && self.line.last().is_some_and(u8::is_ascii_whitespace);
+                if self.line.len() < LINE_BYTES && !is_run {
+                    self.line.push(*byte);
+                }
+            }
             if part.ends_with(b"\n") {
                 self.was_told_to_quit |= is_quit(&String::from_utf8_lossy(&self.line));
                 self.line.clear();
@@ -179,6 +185,10 @@ mod tests {
         daemon.log(end);
         assert!(daemon.quits());
         assert!(daemon.quits(), "for as long as it runs");
+        // Blanks do not hide the command.
+        let mut blank = Daemon::start();
+        blank.log(&line(&format!("Cmd:{}quit", " ".repeat(1000))));
+        assert!(blank.quits());
         // The next daemon has a log of its own.
         let next = daemon.path.with_extension("next");
         fs::write(&next, &other).unwrap();

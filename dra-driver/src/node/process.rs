@@ -39,6 +39,9 @@ pub struct Processes {
     ending: Ending,
 }
 
+/// Processes that are about to be killed at a time, each on a thread.
+const MAX_ENDING: usize = 32;
+
 /// Processes that are about to be killed.
 type Ending = Arc<Mutex<BTreeSet<u32>>>;
 
@@ -154,8 +157,8 @@ impl Processes {
         })
     }
 
-    /// Kills a process like [`Self::kill`], but on a thread and after `before`, which may take a while. Returns whether it will be killed;
-    /// `false` while an earlier call is about to.
+    /// Kills a process like [`Self::kill`], but on a thread and after `before`, which may take a while; at once and without it where
+    /// [`MAX_ENDING`] others wait, or no thread can start. Returns whether it will be killed; `false` while an earlier call is about to.
     pub fn kill_after(
         &mut self,
         pid: u32,
@@ -166,18 +169,26 @@ impl Processes {
             return false;
         };
         let described = self.describe_again(pid);
-        if !described.is_some_and(|described| is_target(&described))
-            || !lock_ending(&self.ending).insert(pid)
-        {
+        if !described.is_some_and(|described| is_target(&described)) {
             return false;
         }
-        let ending = Arc::clone(&self.ending);
-        std::thread::spawn(move || {
-            before();
-            // Fails only for a process that has ended.
+        let process = Arc::new(process);
+        // Fails only for a process that has ended.
+        let kill = |process: &OwnedFd| {
             let _ = pidfd_send_signal(process, Signal::KILL);
-            lock_ending(&ending).remove(&pid);
-        });
+        };
+        let Some(entry) = EndingEntry::new(&self.ending, pid) else {
+            return false;
+        };
+        let (is_full, opened) = (entry.number > MAX_ENDING, Arc::clone(&process));
+        let wait_and_kill = move || {
+            before();
+            kill(&opened);
+            drop(entry);
+        };
+        if is_full || std::thread::Builder::new().spawn(wait_and_kill).is_err() {
+            kill(&process);
+        }
         true
     }
 
@@ -269,11 +280,40 @@ fn is_pod(name: &str) -> bool {
     uid.is_some_and(|uid| uid.len() >= 32 && uid.bytes().all(is_of_uid))
 }
 
-/// Opens a process; `None` if it has ended.
 fn lock_ending(ending: &Ending) -> MutexGuard<'_, BTreeSet<u32>> {
     ending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A process among those that are about to be killed, until this is dropped.
+struct EndingEntry {
+    ending: Ending,
+    pid: u32,
+    /// How many there are with it.
+    number: usize,
+}
+
+impl EndingEntry {
+    /// Adds a process; `None` if it is there already.
+    fn new(ending: &Ending, pid: u32) -> Option<Self> {
+        let mut pids = lock_ending(ending);
+        let is_new = pids.insert(pid);
+        let number = pids.len();
+        drop(pids);
+        is_new.then(|| Self {
+            ending: Arc::clone(ending),
+            pid,
+            number,
+        })
+    }
+}
+
+impl Drop for EndingEntry {
+    fn drop(&mut self) {
+        lock_ending(&self.ending).remove(&self.pid);
+    }
+}
+
+/// Opens a process; `None` if it has ended.
 fn open(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()

@@ -39,7 +39,7 @@ use crate::prepare::effects::{EffectError, Effects};
 use crate::prepare::liveness::{Evidence, Held, Inspector, Liveness};
 use crate::prepare::plan::claim_ref;
 use crate::prepare::record::{Loaded, RecordError, held_gpus, instance_keys};
-use crate::report::Subject;
+use crate::report::{Injection, Subject};
 
 mod gpu_liveness;
 pub mod orphans;
@@ -499,7 +499,11 @@ impl<E: Effects> Reconciler<E> {
     /// Prepares a claim again whose record is damaged or lost.
     async fn rebuild(&self, claim: &ClaimRef, lock: Lock) -> Result<(), ActionError> {
         let found = self.claims.fetch(claim).await?;
-        self.claims.prepare_locked(claim, found, lock).await?;
+        let object = found.clone();
+        let record = self.claims.prepare_locked(claim, found, lock).await?;
+        // What was found of its containers stays.
+        self.claims
+            .report(object.as_ref(), &record, &Injection::Unchecked);
         Ok(())
     }
 }

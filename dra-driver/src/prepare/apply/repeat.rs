@@ -11,6 +11,11 @@ use crate::prepare::effects::Effects;
 use crate::prepare::liveness::Liveness;
 use crate::prepare::record::ClaimRecord;
 
+/// Whether an obstacle stays as long as the node is up: another try does not find the limits again.
+fn is_lasting(obstacle: LimitObstacle) -> bool {
+    !matches!(obstacle, LimitObstacle::NotTried | LimitObstacle::Failed)
+}
+
 impl<E: Effects> Applier<E> {
     /// Checks that no container of the earlier allocation of a claim runs: its limits and devices would be taken away.
     pub(super) fn check_ended(&self, uid: &ClaimUid, earlier: &[Prepared]) -> Result<(), Failure> {
@@ -37,7 +42,7 @@ impl<E: Effects> Applier<E> {
             planned
                 .share()
                 .is_some_and(|share| !share.limited_by_driver)
-                && tried.is_err_and(|obstacle| obstacle != LimitObstacle::NotTried)
+                && tried.is_err_and(is_lasting)
         };
         let mut devices = record.devices.clone();
         let lost = devices.iter_mut().zip(planned);
