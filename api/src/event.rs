@@ -129,7 +129,7 @@ event_reasons! {
         "Remove the label `gpu.drava.dev/companion-of` from the claim.";
     GrowthWaits: Warning, Controller, "Pod",
         "A claim that is to add to the share of the pod, its companion, is not allocated. The message has the reason.",
-        "Wait until the GPU of the share has room, or delete the companion and request less.";
+        "Wait if the message says that there is no room; otherwise delete the companion, and follow the message.";
     ClaimStateMissing: Warning, NodeDriver, "ResourceClaim",
         "Node state of a prepared claim is missing and cannot be recreated at present, so its containers cannot restart.",
         "Remove the cause in the message; the node driver repeats the repair every few seconds.";

@@ -357,7 +357,7 @@ pub mod controller {
             GANGS = "drava_controller_gangs" Gauge ["state"]
                 "Gangs with unfinished members: pending (a member is not bound) or running.";
             COMPANIONS = "drava_controller_companions" Gauge ["state"]
-                "Claims that are to add to shares of running pods: waiting (not allocated, may fit later), refused (not allocated, and never will be), allocated, or returning (deleted, and the share keeps the capacity until its programs free it).";
+                "Claims that are to add to shares of running pods: waiting (not allocated), refused (not allocated, because the claim adds to no share as it is: InvalidCompanion), allocated, or returning (deleted, and the share keeps the capacity until its programs free it).";
             IN_FLIGHT = "drava_controller_allocations_in_flight" Gauge []
                 "Allocation jobs that are being written.";
             DECISION_SECONDS = "drava_controller_decision_seconds" Histogram []

@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::attribute::Attribute;
 use crate::capacity::Amounts;
-use crate::claim::ClaimId;
+use crate::claim::{Alternative, ClaimId};
 use crate::fragmentation::mix::Mix;
 use crate::node::NodeInfo;
 use crate::node::neighbors::Neighbor;
@@ -26,7 +26,7 @@ use crate::ranking::Rankings;
 use crate::reason::Rejection;
 use crate::selector::Selectors;
 use crate::taint::TaintRule;
-use crate::usage::{AllocatedDevice, DeviceAccess, Usage};
+use crate::usage::{self, AllocatedDevice, DeviceAccess, Usage};
 use neighbors::AntiAffinity;
 use policies::Policies;
 use quotas::Quotas;
@@ -440,6 +440,21 @@ impl Cluster {
         let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
         let device = pool.devices.get(pool.index_of(device)?)?;
         device.amount(capacity)
+    }
+
+    /// Returns what a request consumes of a capacity of a device, with the defaults of the device; `None` where it cannot have the
+    /// device.
+    #[must_use]
+    pub fn consumption_of(
+        &self,
+        pool: &str,
+        device: &str,
+        capacity: &str,
+        request: &Alternative,
+    ) -> Option<Quantity> {
+        let (pool, _) = self.pools.get(pool)?.state.as_ref().ok()?;
+        let device = pool.devices.get(pool.index_of(device)?)?;
+        usage::amount(capacity, device.capacity.get(capacity)?, request).ok()
     }
 
     /// Recomputes the usage of these pools, and of quotas, after a change of the claim's devices.

@@ -586,7 +586,7 @@ pub(crate) fn requested_access(
 }
 
 /// Returns what `request` consumes of a capacity.
-fn amount(
+pub(crate) fn amount(
     name: &str,
     capacity: &Capacity,
     request: &Alternative,

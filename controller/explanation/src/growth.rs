@@ -37,7 +37,10 @@ pub fn base_uid(claim: &ResourceClaim) -> Option<&str> {
     labels.get(names::COMPANION_LABEL).map(String::as_str)
 }
 
-/// Returns what keeps the companions of a pod from adding to its shares: a line for each that does not.
+/// Companions of a pod for which the reason is given. A tenant can create thousands of them.
+const MAX_COMPANIONS: usize = 8;
+
+/// Returns what keeps the companions of a pod from adding to its shares: a line for each of the first ones that does not.
 #[must_use]
 pub fn of_pod(snapshot: &mut Snapshot, pod: &Pod, policies: Policies) -> Vec<String> {
     let uid = pod.metadata.uid.as_ref();
@@ -51,14 +54,20 @@ pub fn of_pod(snapshot: &mut Snapshot, pod: &Pod, policies: Policies) -> Vec<Str
     }
     snapshot.hold_reservations(None);
     let companions = snapshot.claims.iter().filter(is_of_pod);
-    let lines = companions.filter_map(|companion| {
+    let others = companions.clone().count().saturating_sub(MAX_COMPANIONS);
+    let lines = companions.take(MAX_COMPANIONS).filter_map(|companion| {
         let state = obstacle(snapshot, companion, policies)?;
         let (namespace, name) = object_key(&companion.metadata);
         Some(format!(
             "claim {namespace}/{name} is to add to the share of the pod, and {state}"
         ))
     });
-    let lines = lines.collect();
+    let mut lines: Vec<String> = lines.collect();
+    if others > 0 {
+        lines.push(format!(
+            "{others} more claims are to add to shares of the pod; `kubectl drava explain claim` says why one does not"
+        ));
+    }
     snapshot.lift_reservations();
     lines
 }
@@ -86,7 +95,7 @@ fn obstacle(snapshot: &Snapshot, companion: &ResourceClaim, policies: Policies) 
     if companion.metadata.deletion_timestamp.is_some() {
         return Some("is being deleted".to_owned());
     }
-    Some(match place(snapshot, companion, policies) {
+    Some(match place(snapshot, companion, &[], policies) {
         Ok(_) => "fits: the controller allocates it within seconds, otherwise check the log of drava-controller".to_owned(),
         Err(why) => format!("is not allocated: {}", why.summary()),
     })
@@ -110,13 +119,15 @@ fn not_granted(companion: &ResourceClaim) -> Option<String> {
     }
 }
 
-/// Finds the devices of a companion in a snapshot, in which reservations are to be held.
+/// Finds the devices of a companion in a snapshot, in which reservations are to be held. `earlier` are companions that the cluster has,
+/// and the snapshot does not.
 ///
 /// # Errors
 /// Why it does not fit.
 pub(crate) fn place(
     snapshot: &Snapshot,
     companion: &ResourceClaim,
+    earlier: &[&ResourceClaim],
     policies: Policies,
 ) -> Result<Placement, Explanation> {
     let cluster = &snapshot.cluster;
@@ -140,7 +151,7 @@ pub(crate) fn place(
         })
     })?;
     let base = base_uid(companion);
-    let siblings = snapshot.claims.iter();
+    let siblings = snapshot.claims.iter().chain(earlier.iter().copied());
     let siblings = siblings.filter(|claim| base_uid(claim) == base);
     let siblings: Vec<ObjectKey> = siblings.map(|claim| object_key(&claim.metadata)).collect();
     growth
@@ -335,10 +346,13 @@ impl<'a> Growth<'a> {
             let DeviceAccess::Share(amounts, _) = &resumed.access else {
                 continue;
             };
+            let [alternative] = request.alternatives.as_slice() else {
+                continue;
+            };
             for name in [capacity::MEMORY, capacity::CORES] {
-                let mut alternatives = request.alternatives.iter();
-                let added = alternatives.find_map(|alternative| alternative.requested(name));
-                let published = cluster.capacity_of(&device.pool, &device.device, name);
+                let (pool, device_name) = (&device.pool, &device.device);
+                let published = cluster.capacity_of(pool, device_name, name);
+                let added = cluster.consumption_of(pool, device_name, name, alternative);
                 let (Some(added), Some(published)) = (added, published) else {
                     continue;
                 };

@@ -214,7 +214,11 @@ pub fn run(
         }
     }
     let companions = manifest.companions();
-    let growths = companions.map(|companion| grow(snapshot, companion, settings));
+    let companions: Vec<&ResourceClaim> = companions.collect();
+    let growths = (0..companions.len()).filter_map(|index| {
+        let (earlier, rest) = companions.split_at_checked(index)?;
+        Some(grow(snapshot, rest.first()?, earlier, settings))
+    });
     let growths = growths.collect();
     let pairs = members.iter().zip(&outcomes);
     let preempting: BTreeSet<String> = pairs
@@ -246,10 +250,11 @@ pub fn run(
 fn grow(
     snapshot: &mut Snapshot,
     companion: &ResourceClaim,
+    earlier: &[&ResourceClaim],
     settings: &Settings,
 ) -> SimulatedGrowth {
     let (namespace, name) = object_key(&companion.metadata);
-    let placed = growth::place(snapshot, companion, settings.policies);
+    let placed = growth::place(snapshot, companion, earlier, settings.policies);
     let (fits, detail) = match &placed {
         Ok(placement) => {
             snapshot.cluster.assume(placement);
@@ -303,7 +308,10 @@ fn without_claims(pod: &Pod) -> Outcome {
     });
     let resources = containers.filter_map(|container| container.resources.as_ref());
     let amounts = resources.flat_map(|resources| [&resources.limits, &resources.requests]);
-    let names = amounts.flatten().flat_map(BTreeMap::keys);
+    // Charts render a zero for none.
+    let amounts = amounts.flatten().flatten();
+    let names = amounts.filter(|(_, amount)| amount.0 != "0");
+    let names = names.map(|(name, _)| name);
     let resources: BTreeSet<&String> = names.filter(|name| names::is_gpu_resource(name)).collect();
     match resources.is_empty() {
         true => Outcome::NoGpuRequest,

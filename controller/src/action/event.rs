@@ -117,19 +117,18 @@ impl PendingEvent {
         }
     }
 
-    /// Companions of a pod have no allocation: their names, each with the reason.
+    /// Companions of a pod have no allocation: the names of the first ones, each with the reason, and how many there are.
     #[must_use]
     pub fn growth_waits<'a>(
         pod: ObjectReference,
         companions: impl Iterator<Item = (&'a str, &'a str)>,
+        count: usize,
     ) -> Self {
-        let mut texts: Vec<String> = companions
-            .map(|(name, why)| {
-                format!("claim {name} does not add to the pod's share so far: {why}")
-            })
+        let first = companions.take(MAX_COMPANIONS);
+        let mut texts: Vec<String> = first
+            .map(|(name, why)| format!("claim {name} does not add to the pod's share: {why}"))
             .collect();
-        let others = texts.len().saturating_sub(MAX_COMPANIONS);
-        texts.truncate(MAX_COMPANIONS);
+        let others = count.saturating_sub(texts.len());
         if others > 0 {
             texts.push(format!("{others} more"));
         }

@@ -436,6 +436,9 @@ fn names_resources_of_other_systems() {
         assert!(!with(&json!({name: 1})).all_fit(), "{name}");
     }
     assert!(with(&json!({"example.com/fpga": 1, "cpu": 1})).all_fit());
+    for zero in [json!(0), json!("0")] {
+        assert!(with(&json!({"nvidia.com/gpu": zero})).all_fit(), "{zero}");
+    }
 }
 
 /// Simulates a job with this pod spec, merged into that of a pod with a share.
@@ -613,11 +616,11 @@ fn notes_that_others_may_be_suspended_or_evicted() {
 
 #[test]
 fn companions_fit_beside_pods_or_add_to_no_share() {
-    let companion = |memory: &str| {
+    let companion_with = |requests: &Value| {
         let mut claim = crate::fixture::object(json!({
             "kind": "ResourceClaim", "apiVersion": "resource.k8s.io/v1", "metadata": {"name": "more"},
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {
-                "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": {"memory": memory, "cores": "0"}},
+                "deviceClassName": "vgpu.drava.dev", "capacity": {"requests": requests},
             }}]}},
         }));
         crate::fixture::make_companion(&mut claim, "uid-a", "a-pod");
@@ -625,6 +628,7 @@ fn companions_fit_beside_pods_or_add_to_no_share() {
         document["kind"] = json!("ResourceClaim");
         document
     };
+    let companion = |memory: &str| companion_with(&json!({"memory": memory, "cores": "0"}));
     let fits = simulated(&[companion("50Gi")]).unwrap();
     assert_eq!(
         fits.text(),
@@ -641,4 +645,21 @@ fn companions_fit_beside_pods_or_add_to_no_share() {
     assert!(!beside.all_fit());
     let never = simulated(&[companion("900Gi")]).unwrap().text();
     assert!(never.contains("can never fit"), "{never}");
+    // Without an amount, it asks for all memory; so does a percentage of all of it.
+    let all = simulated(&[companion_with(&json!({}))]).unwrap().text();
+    assert!(all.contains("can never fit: it adds"), "{all}");
+    // A quota for one claim counts the companions before.
+    let mut limited = snapshot();
+    let spec = json!({"namespaces": ["default"], "claim": {"max": {"memory": "20Gi"}}});
+    let quota = GpuQuota::new("team-a", serde_json::from_value(spec).unwrap());
+    limited.cluster.upsert_quota(&quota);
+    let mut second = companion("8Gi");
+    second["metadata"]["name"] = json!("second");
+    let grown = simulated_in(&mut limited, &[companion("8Gi"), second], None).unwrap();
+    let text = grown.text();
+    assert!(
+        text.contains("claim default/more would add to the share on")
+            && text.contains("claim default/second would add to no share: QuotaExceeded"),
+        "{text}"
+    );
 }

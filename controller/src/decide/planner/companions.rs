@@ -160,10 +160,15 @@ impl Companions {
         self.answers.insert(key, answer);
     }
 
-    /// Returns the names of the companions of a pod that have no allocation, each with the reason.
-    fn answers_of(&self, pod: &str) -> impl Iterator<Item = (&str, &str)> {
-        let keys = self.answers_of_pods.get(pod).into_iter().flatten();
-        keys.filter_map(|key| Some((key.1.as_str(), self.answers.get(key)?.text.as_str())))
+    /// Returns the names of the companions of a pod that have no allocation, each with the reason, and how many there are. A tenant
+    /// can create thousands, so that none of them costs a walk of all.
+    fn answers_of(&self, pod: &str) -> (impl Iterator<Item = (&str, &str)>, usize) {
+        let keys = self.answers_of_pods.get(pod);
+        let answers = keys
+            .into_iter()
+            .flatten()
+            .filter_map(|key| Some((key.1.as_str(), self.answers.get(key)?.text.as_str())));
+        (answers, keys.map_or(0, BTreeSet::len))
     }
 
     fn forget_base(&mut self, key: &ObjectKey) {
@@ -349,8 +354,8 @@ impl Planner {
         let uid = user.as_ref().map(|(uid, _)| uid.clone());
         self.backlog.companions.answered(key, uid, why);
         if let Some((uid, pod)) = user {
-            let answers = self.backlog.companions.answers_of(&uid);
-            events.push(PendingEvent::growth_waits(pod, answers));
+            let (answers, count) = self.backlog.companions.answers_of(&uid);
+            events.push(PendingEvent::growth_waits(pod, answers, count));
         }
         for event in events {
             let event = self.reporter.deduplicator.filter(event, now);

@@ -135,7 +135,8 @@ fn pod_says_why_its_companions_wait() {
         messages.last().map(|message| (*message).to_owned())
     };
     let said = of_pod(&cluster).unwrap();
-    let first = "claim more does not add to the pod's share so far: InvalidCompanion: claim more can never fit";
+    let first =
+        "claim more does not add to the pod's share: InvalidCompanion: claim more can never fit";
     assert!(said.starts_with(first), "{said}");
     for name in ["again", "third"] {
         cluster.add_claim(named(name, "42Gi", "2026-01-01T00:00:05Z"));
