@@ -418,7 +418,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
                     tenant::note_left_out(&snapshot.left_out);
                     let mut gpus = top::gpus(&snapshot);
                     if let Some(meter) = &mut meter
-                        && let Some(gap) = meter.add_to(&mut gpus).await
+                        && let Some(gap) = meter.add_to(&mut gpus, namespace).await
                     {
                         eprintln!("note: {gap}");
                     }

@@ -3,7 +3,7 @@
 //! Memory is a level. GPU time of a share is a counter, so it is known from the second reading on. Whole GPUs have the figures of
 //! NVML; of MIG partitions nothing is measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -120,20 +120,25 @@ impl Use {
     }
 }
 
-/// Returns that claims of pods have no figures, after [`Use::add_to`]. Nothing is measured of partitions and suspended shares, and
-/// what a companion adds is used by its base.
-fn unreported(gpus: &[Gpu]) -> Option<String> {
+/// Returns that claims of pods, of this namespace if it is given, have no figures, after [`Use::add_to`]. Nothing is measured of
+/// partitions and suspended shares, and what a companion adds is used by its base.
+fn unreported(gpus: &[Gpu], namespace: Option<&str>) -> Option<String> {
+    let is_asked_for = |claim: &str| {
+        let of = claim.split_once('/').map(|(of, _)| of);
+        namespace.is_none() || of == namespace
+    };
     let claims = gpus.iter().flat_map(|gpu| {
         let claims = gpu.claims.iter().filter(|claim| {
             let is_metered = matches!(claim.access, Access::Whole | Access::Share);
             let is_used = claim.adds_to.is_none() && !claim.pods.is_empty();
-            is_metered && is_used && claim.measured.is_none()
+            is_metered && is_used && claim.measured.is_none() && is_asked_for(&claim.name)
         });
         claims.map(|claim| format!("{} on node {}", claim.name, gpu.node))
     });
-    let claims: Vec<String> = claims.collect();
-    let (first, others) = claims.split_first()?;
-    let others = match others.len() {
+    // A claim can have several GPUs of a node.
+    let claims: BTreeSet<String> = claims.collect();
+    let first = claims.first()?;
+    let others = match claims.len() - 1 {
         0 => String::new(),
         others => format!(", nor {others} more"),
     };
@@ -151,8 +156,12 @@ impl Meter {
     }
 
     /// Adds what is measured to the claims of GPUs: a second reading follows the first, so that GPU time is known. Returns why
-    /// claims have no figures, if some have none.
-    pub(crate) async fn add_to(&mut self, gpus: &mut [Gpu]) -> Option<String> {
+    /// claims, of this namespace if it is given, have no figures, if some have none.
+    pub(crate) async fn add_to(
+        &mut self,
+        gpus: &mut [Gpu],
+        namespace: Option<&str>,
+    ) -> Option<String> {
         let is_first = self.last.is_empty();
         let mut read = self.read().await;
         if is_first && !self.last.is_empty() {
@@ -167,7 +176,7 @@ impl Meter {
                 "what claims use is not shown: no pod of the node driver runs; `kubectl drava doctor` names the cause"
                     .to_owned(),
             ),
-            None => unreported(gpus),
+            None => unreported(gpus, namespace),
         }
     }
 

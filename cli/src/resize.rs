@@ -74,6 +74,16 @@ struct Plan {
     delete: Vec<String>,
 }
 
+impl Plan {
+    /// Returns what the share has after the changes: more memory than is wanted where a companion for GPU time alone needs some.
+    fn result(&self, share: &Share) -> Amounts {
+        let kept = share.companions.iter();
+        let kept = kept.filter(|(name, _)| !self.delete.contains(name));
+        let added = kept.map(|(_, added)| *added).chain(self.add);
+        added.fold(share.own, Amounts::plus)
+    }
+}
+
 /// Returns the changes that give a share these amounts. The oldest companions stay; the new one comes before the deletions, so
 /// that the share never has less than both amounts.
 fn plan(share: &Share, wanted: Amounts) -> anyhow::Result<Plan> {
@@ -321,7 +331,7 @@ impl Change {
             share::check_grows(pod, &share.base)?;
             let slices = slices_of(client, &share.device.1).await?;
             if let Some(published) = share::published(&share, &slices) {
-                share::check_size(&share, wanted, published)?;
+                share::check_size(&share, plan.result(&share), published)?;
             }
         }
         if !options.dry_run {

@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt as _};
 use serde::Serialize;
 
 /// What creates pods that are alike, with one of their claims.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Workload {
     pub(crate) namespace: String,
@@ -91,7 +91,12 @@ impl Workloads {
         let key = (namespace.to_owned(), claim.to_owned());
         let living = self.living.get(&key);
         living.or_else(|| {
-            let mut workloads = self.counts.keys();
+            let first = Workload {
+                namespace: namespace.to_owned(),
+                ..Workload::default()
+            };
+            let workloads = self.counts.range(first..).map(|(workload, _)| workload);
+            let mut workloads = workloads.take_while(|workload| workload.namespace == namespace);
             workloads.find(|workload| workload.has_had(namespace, claim))
         })
     }

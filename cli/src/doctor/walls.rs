@@ -108,11 +108,17 @@ struct Published<'a> {
 }
 
 fn devices(state: &ClusterState) -> impl Iterator<Item = Published<'_>> {
+    let nodes = state.nodes.iter().map(|node| {
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        (name, node.metadata.labels.clone().unwrap_or_default())
+    });
+    let nodes: BTreeMap<&str, BTreeMap<String, String>> = nodes.collect();
     state.own_slices().flat_map(move |slice| {
         let node = slice.spec.node_name.as_deref().unwrap_or_default();
+        let labels = nodes.get(node).cloned().unwrap_or_default();
         let devices = slice.spec.devices.iter().flatten();
         devices.map(move |device| {
-            let (profile, defaults) = defaults(state, node, device);
+            let (profile, defaults) = defaults(state, &labels, device);
             Published {
                 node,
                 device,
@@ -123,11 +129,12 @@ fn devices(state: &ClusterState) -> impl Iterator<Item = Published<'_>> {
     })
 }
 
-/// Returns what the profile of a node sets for the shares of a GPU.
-fn defaults(state: &ClusterState, node: &str, device: &Device) -> (Option<String>, Settings) {
-    let mut nodes = state.nodes.iter();
-    let found = nodes.find(|found| found.metadata.name.as_deref() == Some(node));
-    let labels = found.and_then(|node| node.metadata.labels.clone());
+/// Returns what the profile of a node with these labels sets for the shares of a GPU.
+fn defaults(
+    state: &ClusterState,
+    labels: &BTreeMap<String, String>,
+    device: &Device,
+) -> (Option<String>, Settings) {
     let uuid = string_attribute(device, names::attribute::UUID).unwrap_or_default();
     let gpu = GpuIdentity {
         uuid,
@@ -135,7 +142,7 @@ fn defaults(state: &ClusterState, node: &str, device: &Device) -> (Option<String
         product_name: string_attribute(device, names::attribute::PRODUCT_NAME).unwrap_or_default(),
     };
     let profiles = state.profiles.iter().flatten();
-    let settings = NodeSettings::resolve(profiles, &labels.unwrap_or_default(), [gpu]);
+    let settings = NodeSettings::resolve(profiles, labels, [gpu]);
     let defaults = settings.gpu(uuid).share_defaults();
     (settings.profile.map(|profile| profile.name), defaults)
 }

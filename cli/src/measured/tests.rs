@@ -177,7 +177,7 @@ fn names_claims_without_figures() {
     let mut gpus = top::gpus(&snapshot());
     Use::default().add_to(&mut gpus);
     assert_eq!(
-        unreported(&gpus).as_deref(),
+        unreported(&gpus, None).as_deref(),
         Some(
             "what claims use is shown in part: the node drivers do not report claim default/a on node n1, nor 1 more; they do so a \
              moment after the pod or the node driver starts"
@@ -188,16 +188,18 @@ fn names_claims_without_figures() {
     let at = Instant::now();
     let found = found.map(|(key, figures)| (key, measured(figures, None, at)));
     Use(found.collect()).add_to(&mut gpus);
-    assert_eq!(unreported(&gpus), None);
+    assert_eq!(unreported(&gpus, None), None);
     // Nothing is measured of partitions and suspended shares, nor of what adds to another share.
     Use::default().add_to(&mut gpus);
     gpus[0].claims[0].access = Access::Suspended;
     gpus[1].claims[0].access = Access::Partition;
-    assert_eq!(unreported(&gpus), None);
+    assert_eq!(unreported(&gpus, None), None);
     gpus[0].claims[0].access = Access::Share;
-    assert!(unreported(&gpus).is_some());
+    assert!(unreported(&gpus, None).is_some());
+    assert!(unreported(&gpus, Some("default")).is_some());
+    assert_eq!(unreported(&gpus, Some("other")), None);
     gpus[0].claims[0].adds_to = Some("base".to_owned());
-    assert_eq!(unreported(&gpus), None);
+    assert_eq!(unreported(&gpus, None), None);
 }
 
 #[test]

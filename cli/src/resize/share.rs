@@ -164,12 +164,13 @@ pub(super) fn check_grows(pod: &Pod, base: &ResourceClaim) -> anyhow::Result<()>
 }
 
 /// Refuses totals that the GPU of the share does not have, as it is published.
-pub(super) fn check_size(share: &Share, wanted: Amounts, published: Amounts) -> anyhow::Result<()> {
+pub(super) fn check_size(share: &Share, total: Amounts, published: Amounts) -> anyhow::Result<()> {
     let (device, pool) = &share.device;
-    if !wanted.fits(published) {
+    if !total.fits(published) {
         bail!(
-            "the share can never have {}: {device} of pool {pool} has {} altogether, and a share grows on its own GPU only",
-            share.cores.text(wanted),
+            "the share can never have {}: {device} of pool {pool} has {} altogether, and a share grows on its own GPU only; a claim for \
+             GPU time alone has 1 MiB of memory",
+            share.cores.text(total),
             share.cores.text(published)
         );
     }

@@ -469,9 +469,17 @@ fn share_cannot_have_more_than_its_gpu() {
     assert_eq!(
         error.to_string(),
         "the share can never have 82944 MiB, 20% of GPU time: gpu-0-vgpu of pool n/gpus has 81920 MiB, 100% of GPU time altogether, \
-         and a share grows on its own GPU only"
+         and a share grows on its own GPU only; a claim for GPU time alone has 1 MiB of memory"
     );
     assert_eq!(published(&share, &[]), None);
+    // A companion for GPU time alone has memory, too.
+    let plan = plan(&share, amounts(8, 40)).unwrap();
+    let full = Amounts {
+        memory_bytes: share.own.memory_bytes,
+        cores: 100,
+    };
+    check_size(&share, plan.result(&share), full).unwrap_err();
+    check_size(&share, plan.result(&share), has).unwrap();
 }
 
 #[test]
