@@ -103,6 +103,17 @@ fn ends_wait_when_controller_refuses_suspension() {
     }
 }
 
+/// The status of devices whose share is suspended.
+fn suspended(message: &str) -> Value {
+    json!([{
+        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
+        "conditions": [{
+            "type": "Suspended", "status": "True", "reason": "Suspended", "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }])
+}
+
 /// A second request changes nothing, and says so without a wait.
 #[test]
 fn second_request_says_that_it_is_so() {
@@ -114,13 +125,7 @@ fn second_request_says_that_it_is_so() {
     let mut share = Share::idle();
     share.claim["metadata"]["labels"] = json!({"gpu.drava.dev/suspend": "true"});
     share.claim["metadata"]["annotations"] = json!({"gpu.drava.dev/suspend-requested": "true"});
-    share.claim["status"]["devices"] = json!([{
-        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
-        "conditions": [{
-            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "others use its memory",
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }],
-    }]);
+    share.claim["status"]["devices"] = suspended("others use its memory");
     let is_requested = Arc::clone(&share.is_requested);
     let printed = share.run(&["suspend", "p"]);
     assert_eq!(
@@ -187,13 +192,7 @@ fn names_what_suspension_waits_for() {
 fn prints_no_answer_without_a_wait() {
     let mut share = Share::idle();
     share.claim["metadata"]["annotations"] = json!({"gpu.drava.dev/suspend-requested": "true"});
-    share.requested["status"]["devices"] = json!([{
-        "driver": "gpu.drava.dev", "pool": "n1/gpus", "device": "gpu-0-vgpu", "shareID": "s",
-        "conditions": [{
-            "type": "Suspended", "status": "True", "reason": "Suspended", "message": "4 MiB went to host memory",
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }],
-    }]);
+    share.requested["status"]["devices"] = suspended("4 MiB went to host memory");
     let printed = share.run(&["resume", "p", "--timeout", "0"]);
     assert_eq!(
         printed.stdout, "pod a/p: share of claim c: the request is written\n",
