@@ -13,6 +13,18 @@ use crate::elf::Machine;
 mod order;
 mod read;
 
+/// Directories that the loaders of glibc search without a cache.
+pub const DEFAULT_DIRECTORIES: [&str; 8] = [
+    "/lib",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+];
+
 const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const HEADER: usize = 48;
 const ENTRY: usize = 24;

@@ -5,7 +5,7 @@
 //! would add are added to a cache that is missing or older. Source: `elf/ldconfig.c` of glibc.
 
 use drava_cdi::elf::{self, Machine};
-use drava_cdi::ldcache::{Entry, LdCache};
+use drava_cdi::ldcache::{DEFAULT_DIRECTORIES, Entry, LdCache};
 
 use crate::root::Root;
 
@@ -18,18 +18,6 @@ const MAX_FILES: usize = 256;
 const MAX_DIRECTORIES: usize = 128;
 /// Limit of the files in a directory.
 const MAX_NAMES: usize = 4096;
-
-/// Directories that the loader searches without a cache. The mounts of the NVIDIA driver's libraries have changed them.
-const SEARCHED: [&str; 8] = [
-    "/lib",
-    "/usr/lib",
-    "/lib64",
-    "/usr/lib64",
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-];
 
 /// The configuration of an image.
 #[derive(Default)]
@@ -50,7 +38,7 @@ pub(crate) fn add_missing(root: &Root, path: &str, cache: &mut LdCache) {
     let cached = modified(path);
     for directory in &configuration.directories {
         let is_current = changed <= cached && modified(directory) <= cached;
-        if is_current || SEARCHED.contains(&directory.as_str()) {
+        if is_current || DEFAULT_DIRECTORIES.contains(&directory.as_str()) {
             continue;
         }
         for name in root.names(directory, MAX_NAMES).unwrap_or_default() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use drava_api::obstacle::SpatialObstacle;
 use drava_cdi::DriverRoot;
 use drava_cdi::elf;
+use drava_cdi::ldcache::DEFAULT_DIRECTORIES;
 
 /// The control daemon.
 pub const CONTROL: &str = "nvidia-cuda-mps-control";
@@ -16,18 +17,6 @@ const LIBC: &str = "libc.so.6";
 
 /// Where the driver root may have them, as a variable `PATH`.
 pub const PATH: &str = "/usr/bin:/usr/local/bin:/bin:/usr/sbin:/opt/bin:/usr/local/nvidia/bin";
-
-/// Where a system has the C library, apart from the directory of the dynamic loader.
-const LIBRARIES: [&str; 8] = [
-    "/lib64",
-    "/usr/lib64",
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/aarch64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/lib",
-    "/usr/lib",
-];
 
 /// Checks that a driver root has both programs, and what they need to run: the daemon has the driver root as its root, and a driver root
 /// that is only a directory of the driver has no system.
@@ -77,7 +66,7 @@ fn lacks_loader(root: &DriverRoot, program: &str) -> bool {
         .file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld-linux"));
     let beside = [&loader, &found].map(|path| Path::new(path).parent().unwrap_or(Path::new("/")));
-    let mut libraries = beside.into_iter().chain(LIBRARIES.map(Path::new));
+    let mut libraries = beside.into_iter().chain(DEFAULT_DIRECTORIES.map(Path::new));
     is_glibc
         && !libraries.any(|directory| {
             let library = directory.join(LIBC);
@@ -164,7 +153,7 @@ mod tests {
         let loader = elf::interpreter(&own).unwrap().unwrap();
         let system = DriverRoot::open("/", "/").unwrap();
         assert!(system.file(&loader).is_some(), "{loader}");
-        let mut directories = LIBRARIES.iter();
+        let mut directories = DEFAULT_DIRECTORIES.iter();
         assert!(directories.any(|path| system.file(&format!("{path}/{LIBC}")).is_some()));
     }
 }
