@@ -135,16 +135,6 @@ pub fn is_device_plugin_resource(name: &str) -> bool {
     DEVICE_PLUGIN_RESOURCES.contains(&name) || name.starts_with("nvidia.com/mig-")
 }
 
-/// Returns whether HAMi, Volcano's vGPU or a device plugin of NVIDIA reads this extended resource of a container: the number of
-/// GPUs, or an amount of each.
-#[must_use]
-pub fn is_gpu_resource(name: &str) -> bool {
-    is_device_plugin_resource(name)
-        || ["nvidia.com/gpu", "volcano.sh/vgpu-"]
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-}
-
 /// Returns the name of a node's pool. The slash distinguishes it from the bare node names of other drivers: counter
 /// caches of kube-scheduler before 1.36.3 collide on pool names (kubernetes #140434).
 #[must_use]

@@ -1,14 +1,17 @@
 //! Workloads, and the claims that their pods have had.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
 use anyhow::Context as _;
 use drava_api::recommendation::{PodOwner, job_of};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt as _};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// What creates pods that are alike, with one of their claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -69,8 +72,12 @@ impl Workloads {
     /// # Errors
     /// When the API server does not list the pods, or their Jobs.
     pub(crate) async fn read(client: &Client, namespace: Option<&str>) -> anyhow::Result<Self> {
-        let pods = pods(client, namespace).await?;
-        let jobs = jobs(client, namespace, &pods).await?;
+        let pods: Vec<Pod> = list(client, namespace).await?;
+        // Those of a CronJob are one workload.
+        let jobs: Vec<Job> = match pods.iter().any(|pod| job_of(&pod.metadata).is_some()) {
+            true => list(client, namespace).await?,
+            false => Vec::new(),
+        };
         Ok(Self::of(&pods, &jobs))
     }
 
@@ -108,28 +115,23 @@ impl Workloads {
     }
 }
 
-/// Lists the pods.
-async fn pods(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<Pod>> {
-    let pods = match namespace {
+/// Lists the objects of a kind in a namespace, or in all.
+async fn list<K>(client: &Client, namespace: Option<&str>) -> anyhow::Result<Vec<K>>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let objects: Api<K> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
-    let found = pods.list(&ListParams::default()).await;
-    let found = found.context("cannot list pods; with -n, those of one namespace are enough")?;
-    Ok(found.items)
-}
-
-/// Returns the Jobs, if pods are of some: those of a CronJob are one workload.
-async fn jobs(client: &Client, namespace: Option<&str>, pods: &[Pod]) -> anyhow::Result<Vec<Job>> {
-    if !pods.iter().any(|pod| job_of(&pod.metadata).is_some()) {
-        return Ok(Vec::new());
-    }
-    let jobs = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
-    let found = jobs.list(&ListParams::default()).await;
-    let found = found.context("cannot list jobs; with -n, those of one namespace are enough")?;
+    let found = objects.list(&ListParams::default()).await;
+    let found = found.with_context(|| {
+        let plural = K::plural(&());
+        format!("cannot list {plural}; with -n, those of one namespace are enough")
+    })?;
     Ok(found.items)
 }
 

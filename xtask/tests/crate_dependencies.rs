@@ -27,7 +27,10 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ),
     ("drava-cel", &["drava-api"]),
     ("drava-allocator", &["drava-api", "drava-cel"]),
-    ("drava-explanation", &["drava-api", "drava-allocator"]),
+    (
+        "drava-explanation",
+        &["drava-api", "drava-allocator", "drava-compatibility"],
+    ),
     (
         "drava-controller",
         &[

@@ -11,8 +11,8 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
-use drava_api::names;
 use drava_api::reason::Reason;
+use drava_compatibility::ResourceTable;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use serde::Serialize;
@@ -312,7 +312,8 @@ fn without_claims(pod: &Pod) -> Outcome {
     let amounts = amounts.flatten().flatten();
     let names = amounts.filter(|(_, amount)| amount.0 != "0");
     let names = names.map(|(name, _)| name);
-    let resources: BTreeSet<&String> = names.filter(|name| names::is_gpu_resource(name)).collect();
+    let table = ResourceTable::default();
+    let resources: BTreeSet<&String> = names.filter(|name| table.contains(name)).collect();
     match resources.is_empty() {
         true => Outcome::NoGpuRequest,
         false => Outcome::Untranslated {
