@@ -474,6 +474,23 @@ mod tests {
         }
     }
 
+    /// A tenant can create thousands, each of which is tried again and again.
+    #[test]
+    fn formats_first_companions_only() {
+        let mut formatted = 0;
+        let names: Vec<String> = (0..5000).map(|number| format!("c-{number}")).collect();
+        let companions = names.iter().map(|name| {
+            formatted += 1;
+            (name.as_str(), "no room")
+        });
+        let event = PendingEvent::growth_waits(pod(), companions, names.len());
+        assert_eq!(
+            event.message,
+            "claim c-0 does not add to the pod's share: no room; claim c-1 does not add to the pod's share: no room; 4998 more"
+        );
+        assert_eq!(formatted, MAX_COMPANIONS);
+    }
+
     /// Those who may read events of one namespace learn no name of another.
     #[test]
     fn names_no_object_of_another_namespace() {

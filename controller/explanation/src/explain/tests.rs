@@ -554,6 +554,35 @@ fn names_companions_that_add_nothing() {
         refused.ends_with("and the node driver says Refused: odd\n"),
         "{refused}"
     );
+    // A tenant can create thousands.
+    let mut claims = snapshot().claims;
+    let big = claims
+        .iter()
+        .find(|claim| claim.metadata.name.as_deref() == Some("big"));
+    let mut companion = big.unwrap().clone();
+    crate::fixture::make_companion(&mut companion, "uid-a", "a-pod");
+    claims.extend((0..100).map(|number| {
+        let mut one = companion.clone();
+        one.metadata.name = Some(format!("more-{number}"));
+        one.metadata.uid = Some(format!("more-{number}"));
+        one
+    }));
+    let mut snapshot = crate::fixture::snapshot_with(claims);
+    let report = super::pod(&mut snapshot, "default", "a-pod", &settings()).unwrap();
+    let lines = report
+        .advice
+        .iter()
+        .filter(|line| line.contains("is to add to the share"));
+    assert_eq!(lines.count(), 8);
+    assert!(
+        report
+            .advice
+            .last()
+            .unwrap()
+            .starts_with("92 more claims are to add"),
+        "{:?}",
+        report.advice
+    );
     // A claim of another tenant with the label and the owner.
     let forged = with_companion("60Gi", |companion| {
         companion.metadata.namespace = Some("other".to_owned());

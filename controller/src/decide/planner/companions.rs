@@ -340,7 +340,7 @@ impl Planner {
         }));
     }
 
-    /// A companion does not fit, or is none. Its pod says so, too: nobody looks for claims that the pod does not name.
+    /// A companion does not fit, or is none. Its pod says so, too, because users do not look for claims that the pod does not name.
     fn companion_rejected(
         &mut self,
         claim: &ResourceClaim,

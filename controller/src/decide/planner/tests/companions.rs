@@ -124,7 +124,7 @@ fn refuses_companion_that_can_never_fit() {
     assert_eq!(cluster.settle(), ["a → n1"]);
 }
 
-/// Nobody looks for a claim that the pod does not name.
+/// Users do not look for a claim that the pod does not name.
 #[test]
 fn pod_says_why_its_companions_wait() {
     let mut cluster = cluster_with_share();

@@ -120,7 +120,7 @@ fn status_that_is_stored_in_part_is_written_once() {
     changed.status = Some(stored.status);
     cluster.planner.leader(applied(changed));
     let again = only(&mut cluster);
-    assert_eq!(again.status, first.status, "somebody changed it");
+    assert_eq!(again.status, first.status, "another client changed it");
 }
 
 #[test]
