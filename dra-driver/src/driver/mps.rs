@@ -545,7 +545,7 @@ mod tests {
         assert_eq!(at(1000, 1), report);
         assert_eq!(at(1900, 1), Step::None);
         assert_eq!(at(5000, 2), report);
-        // Of a program that has left MPS, nobody else needs to start again.
+        // No other program needs to start again because of one that has left MPS.
         assert!(
             Fault::OfProgram
                 .note("GPU-1")

@@ -1,6 +1,6 @@
 //! Log of the commands of a control daemon: whether it was told to quit.
 //!
-//! Everybody who is root in a container of the GPU can give commands, and with them fill the log. Only what is new is read, in parts of
+//! Root in a container of the GPU can give commands, and with them fill the log. Only what is new is read, in parts of
 //! bounded size.
 
 use std::fs::File;
@@ -24,7 +24,7 @@ pub(super) struct ControlLog {
 }
 
 impl ControlLog {
-    /// Reads what is new, and returns whether the daemon was ever told to quit. A log that is shorter than before was emptied by somebody:
+    /// Reads what is new, and returns whether the daemon was ever told to quit. A log that is shorter than before was emptied by another program:
     /// all of it is new.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(daemon.len(), all, "not large");
         daemon.seen.empty(&daemon.path, all).unwrap();
         assert_eq!(daemon.len(), 0);
-        // Emptied by somebody else, too, at any size.
+        // Emptied by another program, too, at any size.
         for emptied in [false, true] {
             let mut after = Daemon::start();
             after.log(&line("Cmd:look").repeat(10));

@@ -1,4 +1,4 @@
-//! Processes with the root of a daemon: the daemon and its servers, also servers whose daemon has ended.
+//! Processes with the root of a daemon: the daemon and its servers, also servers whose daemon has ended or whose files were removed.
 //!
 //! The log directory of a GPU is mounted in that root, see [`super::process`], and in no container. Only the kernel's list of mounts is
 //! read, because a read from the file system of a container can block.
@@ -17,10 +17,8 @@ use crate::node::mounts::ClaimsMount;
 /// # Errors
 /// When the mount of the log directory, or the processes of the node, cannot be read.
 pub(super) fn kill(proc_root: &Path, log: &Path, time: Duration) -> io::Result<bool> {
-    if !log.exists() {
-        return Ok(true);
-    }
-    let log = ClaimsMount::locate(log)?;
+    // Servers whose directory was removed, before this daemon had it or after, have memory of the GPU too.
+    let log = ClaimsMount::locate_removed(log)?;
     let end = Instant::now() + time;
     loop {
         let members = members(proc_root, &log)?;

@@ -77,14 +77,26 @@ impl ClaimsMount {
         mounts.filter_map(|mount| self.share(&mount)).collect()
     }
 
-    /// Returns whether a mountinfo file has this directory at the mount point.
+    /// Locates a directory that may have been removed, by the nearest one above it that exists.
+    ///
+    /// # Errors
+    /// As [`locate`](Self::locate).
+    pub fn locate_removed(dir: &Path) -> io::Result<Self> {
+        let existing = dir.ancestors().find(|above| above.exists());
+        let above = existing.ok_or(io::ErrorKind::NotFound)?;
+        let mut mount = Self::locate(above)?;
+        mount.root.extend(dir.strip_prefix(above));
+        Ok(mount)
+    }
+
+    /// Returns whether a mountinfo file has this directory at the mount point, removed or not.
     #[must_use]
     pub fn is_at(&self, mountinfo: &str, point: &str) -> bool {
         let mut mounts = mountinfo.lines().filter_map(Mount::parse);
         mounts.any(|mount| {
-            mount.device == self.device
-                && mount.point == point
-                && Path::new(&unescape(mount.root)) == self.root
+            let root = unescape(mount.root);
+            let root = root.strip_suffix(REMOVED).unwrap_or(&root);
+            mount.device == self.device && mount.point == point && Path::new(root) == self.root
         })
     }
 
@@ -225,6 +237,9 @@ mod tests {
         assert!(is_at(
             "30 1 0:25 /drava/mps/GPU\\0401/log /tmp/nvidia-log rw - tmpfs run rw"
         ));
+        assert!(is_at(
+            "30 1 0:25 /drava/mps/GPU\\0401/log//deleted /tmp/nvidia-log rw - tmpfs run rw"
+        ));
         // Directories of a container at the same place, and the directory at another one.
         for other in [
             "30 1 8:1 /drava/mps/GPU\\0401/log /tmp/nvidia-log rw - ext4 disk rw",
@@ -243,6 +258,12 @@ mod tests {
             mount.root.ends_with(dir.path().file_name().unwrap()),
             "{mount:?}"
         );
-        ClaimsMount::locate(&dir.path().join("missing")).unwrap_err();
+        let missing = dir.path().join("missing/log");
+        ClaimsMount::locate(&missing).unwrap_err();
+        let expected = ClaimsMount {
+            root: mount.root.join("missing/log"),
+            ..mount
+        };
+        assert_eq!(ClaimsMount::locate_removed(&missing).unwrap(), expected);
     }
 }

@@ -152,4 +152,21 @@ impl TestNode {
             Ok(found.trim().is_empty().then_some(()))
         })
     }
+
+    /// Waits until no program has memory of a GPU.
+    ///
+    /// # Errors
+    /// When one has, with the processes that the simulated machine names.
+    pub fn wait_until_unused(&self) -> Result<()> {
+        let mut last = Value::Null;
+        let waited = wait("the GPUs have no memory of programs", || {
+            let mut status: Value = serde_json::from_str(&self.simulator(&["status"])?)?;
+            let gpus = status["gpus"].as_array_mut().context("gpus")?;
+            gpus.retain(|gpu| gpu["usedBytes"] != 0);
+            let is_unused = gpus.is_empty();
+            last = status;
+            Ok(is_unused.then_some(()))
+        });
+        waited.with_context(|| format!("GPUs in use: {}", last["gpus"]))
+    }
 }

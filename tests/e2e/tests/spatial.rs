@@ -266,5 +266,6 @@ fn spatial_daemon_outlives_node_driver_and_is_started_again() -> Result<()> {
         &["-c", &format!("test -d /proc/{second} && echo there; true")],
     )?;
     ensure!(pids.trim().is_empty(), "the daemon runs");
-    Ok(())
+    // Nor does a server of a daemon whose files were removed.
+    cluster.first_node().wait_until_unused()
 }

@@ -228,11 +228,7 @@ fn deleted_pod_of_suspended_share_leaves_nothing() -> Result<()> {
     })?;
     tenant.delete_pods(&["next", "other"])?;
     node.wait_until_clean()?;
-    wait("the GPUs have no memory of programs", || {
-        let status: Value = serde_json::from_str(&node.simulator(&["status"])?)?;
-        let gpus = status["gpus"].as_array().context("gpus")?;
-        Ok(gpus.iter().all(|gpu| gpu["usedBytes"] == 0).then_some(()))
-    })
+    node.wait_until_unused()
 }
 
 #[test]

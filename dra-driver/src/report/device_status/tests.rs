@@ -49,7 +49,7 @@ fn unchecked_share_has_new_amounts_unless_it_was_found_unenforced() {
     }
 }
 
-/// Nobody reads success where no container starts, also after a report of the health of the GPU.
+/// The conditions say no success where no container starts, also after a report of the health of the GPU.
 #[test]
 fn refused_claim_is_not_prepared_and_has_no_enforced() {
     let refused = Injection::Incompatible("one claim only".to_owned());
