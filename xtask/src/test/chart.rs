@@ -235,6 +235,7 @@ const EFFECTS: [Effect; 15] = [
             "metrics.podMonitor.labels.release=prometheus",
             "metrics.alerts.enabled=true",
             "metrics.dashboards.enabled=true",
+            "prices.gpuHour=3",
             "metrics.alerts.runbookUrlPrefix=https://runbooks.example.com/",
         ],
         added: &[
@@ -245,6 +246,9 @@ const EFFECTS: [Effect; 15] = [
             "honorLabels: true\n\n",
             "kind: PrometheusRule",
             "name: drava-dashboard-cluster",
+            "name: drava-dashboard-costs",
+            // The price is the value of its variable.
+            r#"\"query\": \"3\""#,
             "name: drava-dashboard-gpus",
             "name: drava-dashboard-scheduling",
             "name: drava-dashboard-workloads",

@@ -17,6 +17,9 @@ use super::log::Log;
 /// Directory of the dashboards below the repository root.
 const DIRECTORY: &str = "deploy/helm/drava/files/dashboards";
 
+/// The dashboard with the amounts of `kubectl drava cost`.
+const COST_DASHBOARD: &str = "costs.json";
+
 /// Queries of `kubectl drava cost`, each with its value for the series.
 const COSTS: [(&str, f64); 5] = [
     (
@@ -108,6 +111,7 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
     let metrics = fs::read_to_string(root.join("docs/reference/metrics.md"))?;
     let documented = check_metrics(&dashboards, &of_pages, &metrics);
     outcome += Outcome::of_check("metrics of the dashboards", documented);
+    outcome += Outcome::of_check("costs of the dashboard", check_costs(&dashboards));
     Ok(outcome)
 }
 
@@ -250,10 +254,17 @@ fn parse(file: PathBuf, content: &Value) -> Result<Dashboard> {
             queries.push(text(&target["expr"])?.to_owned());
         }
     }
-    let is_query = |variable: &&Value| variable["type"] == "query";
-    let variables = list(&content["templating"]["list"])?.iter();
-    let variables = variables.filter(is_query).map(variable);
+    let declared = list(&content["templating"]["list"])?;
+    let of_type = |kind: &'static str| declared.iter().filter(move |one| one["type"] == kind);
+    let variables = of_type("query").map(variable);
     let variables = variables.collect::<Result<Vec<_>>>()?;
+    for number in of_type("textbox") {
+        let name = format!("${}", text(&number["name"])?);
+        let default = text(&number["query"])?;
+        for query in &mut queries {
+            *query = query.replace(&name, default);
+        }
+    }
     for query in &queries {
         let names = variables.iter();
         let rest = names.fold(query.clone(), |rest, variable| {
@@ -375,6 +386,23 @@ fn test_of(queries: &[String], series: &str) -> String {
     format!(
         "evaluation_interval: 1m\ntests:\n- interval: 1m\n  promql_expr_test: {expected}\n  input_series:\n{series}"
     )
+}
+
+/// Checks that the dashboard of costs asks for each amount as the command does.
+fn check_costs(dashboards: &[Dashboard]) -> Result<()> {
+    let named = |dashboard: &&Dashboard| dashboard.file.ends_with(COST_DASHBOARD);
+    let dashboard = dashboards.iter().find(named);
+    let dashboard = dashboard.with_context(|| format!("no {COST_DASHBOARD}"))?;
+    for (query, _) in COSTS {
+        let words: Vec<&str> = query.split_whitespace().collect();
+        let query = words.join(" ");
+        let mut panels = dashboard.queries.iter();
+        ensure!(
+            panels.any(|panel| panel.contains(&query)),
+            "{COST_DASHBOARD} has no panel of {query}"
+        );
+    }
+    Ok(())
 }
 
 /// Checks that every metric of a query or variable, and of a query of a page, is in the reference.
