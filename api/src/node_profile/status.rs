@@ -7,6 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::condition::State;
+
 /// Maximum number of nodes in the status of a profile.
 pub const MAX_NODES: usize = 64;
 
@@ -160,9 +162,16 @@ impl GpuNodeProfileStatus {
         };
         status.node_count = Some(u32::try_from(count).unwrap_or(u32::MAX));
         status.observed_generation = status.observed_generation.max(Some(generation));
-        status.set_condition(status.applied(), now);
-        status.set_condition(status.conflict(), now);
-        status.set_condition(status.reset_required(), now);
+        for (kind, state) in [
+            (APPLIED, status.applied()),
+            (CONFLICT, status.conflict()),
+            (RESET_REQUIRED, status.reset_required()),
+        ] {
+            let condition =
+                state.condition(kind, &status.conditions, status.observed_generation, now);
+            status.conditions.retain(|before| before.type_ != kind);
+            status.conditions.push(condition);
+        }
         status
     }
 
@@ -205,7 +214,6 @@ impl GpuNodeProfileStatus {
             )
         };
         State {
-            kind: APPLIED,
             is_true: reason == "AllApplied",
             reason,
             message,
@@ -216,7 +224,6 @@ impl GpuNodeProfileStatus {
         let mut conflicting = self.nodes.iter().filter(|node| !node.conflicts.is_empty());
         match conflicting.next() {
             Some(node) => State {
-                kind: CONFLICT,
                 is_true: true,
                 reason: "OverlappingProfiles",
                 message: format!(
@@ -226,7 +233,6 @@ impl GpuNodeProfileStatus {
                 ),
             },
             None => State {
-                kind: CONFLICT,
                 is_true: false,
                 reason: "NoOverlap",
                 message: "no other profile selects a listed node".to_owned(),
@@ -238,7 +244,6 @@ impl GpuNodeProfileStatus {
         let mut nodes = self.nodes.iter();
         match nodes.find(|node| node.state == NodeState::ResetRequired) {
             Some(node) => State {
-                kind: RESET_REQUIRED,
                 is_true: true,
                 reason: "MigMode",
                 message: match node.waiting.first() {
@@ -249,45 +254,12 @@ impl GpuNodeProfileStatus {
                 },
             },
             None => State {
-                kind: RESET_REQUIRED,
                 is_true: false,
                 reason: "NoReset",
                 message: "no GPU of a listed node needs a reset".to_owned(),
             },
         }
     }
-
-    fn set_condition(&mut self, state: State, now: &Time) {
-        let status = if state.is_true { "True" } else { "False" };
-        let present = self
-            .conditions
-            .iter()
-            .find(|present| present.type_ == state.kind);
-        let since = present
-            .filter(|present| present.status == status)
-            .map_or_else(
-                || now.clone(),
-                |present| present.last_transition_time.clone(),
-            );
-        self.conditions
-            .retain(|present| present.type_ != state.kind);
-        self.conditions.push(Condition {
-            type_: state.kind.to_owned(),
-            status: status.to_owned(),
-            reason: state.reason.to_owned(),
-            message: state.message,
-            last_transition_time: since,
-            observed_generation: self.observed_generation,
-        });
-    }
-}
-
-/// A condition without its times.
-struct State {
-    kind: &'static str,
-    is_true: bool,
-    reason: &'static str,
-    message: String,
 }
 
 /// Returns the first names and the number of the others.

@@ -1,8 +1,9 @@
 //! GpuPolicies: changes, and the condition that says whether a policy applies.
 
+use drava_api::condition::State;
 use drava_api::listed::Change;
 use drava_api::policy::{APPLIED, CONFLICT, GpuPolicy, GpuPolicyStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
@@ -36,39 +37,28 @@ impl Planner {
     }
 }
 
-/// Returns the status of a policy; `winner` is the policy that applies instead. The transition time changes with the
-/// condition's status.
+/// Returns the status of a policy; `winner` is the policy that applies instead.
 fn status(policy: &GpuPolicy, winner: Option<&str>, time: &Time) -> GpuPolicyStatus {
-    let (status, reason, message) = match winner {
-        None => (
-            "True",
-            APPLIED,
-            "no other policy of the same level precedes".to_owned(),
-        ),
-        Some(winner) => (
-            "False",
-            CONFLICT,
-            format!(
+    let state = match winner {
+        None => State {
+            is_true: true,
+            reason: APPLIED,
+            message: "no other policy of the same level precedes".to_owned(),
+        },
+        Some(winner) => State {
+            is_true: false,
+            reason: CONFLICT,
+            message: format!(
                 "GpuPolicy {winner} selects some of the same claims with other settings and applies to them, because its \
                  name is first; change the selector of one of them"
             ),
-        ),
+        },
     };
-    let mut before = policy.status.iter().flat_map(|status| &status.conditions);
-    let before = before.find(|before| before.type_ == APPLIED && before.status == status);
+    let before = policy.status.as_ref();
+    let before = before.map_or(&[][..], |status| &status.conditions);
     let generation = policy.metadata.generation;
     GpuPolicyStatus {
         observed_generation: generation,
-        conditions: vec![Condition {
-            last_transition_time: before.map_or_else(
-                || time.clone(),
-                |before| before.last_transition_time.clone(),
-            ),
-            message,
-            observed_generation: generation,
-            reason: reason.to_owned(),
-            status: status.to_owned(),
-            type_: APPLIED.to_owned(),
-        }],
+        conditions: vec![state.condition(APPLIED, before, generation, time)],
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use drava_allocator::cluster::QuotaUse;
 use drava_allocator::reason::quota_amount;
+use drava_api::condition::State;
 use drava_api::listed::Change;
 use drava_api::quota::{
     GpuQuota, GpuQuotaStatus, LIMIT_EXCEEDED, QuotaAmounts, QuotaResource, WITHIN_LIMIT,
@@ -98,7 +99,7 @@ fn status(quota: &QuotaUse<'_>, known: &GpuQuota, time: &Time) -> GpuQuotaStatus
     }
 }
 
-/// Returns the condition [`WITHIN_LIMIT`]; its transition time changes with its status.
+/// Returns the condition [`WITHIN_LIMIT`].
 fn within_limit(quota: &QuotaUse<'_>, known: &GpuQuota, time: &Time) -> Condition {
     let exceeded: Vec<String> = QuotaResource::ALL
         .into_iter()
@@ -113,30 +114,23 @@ fn within_limit(quota: &QuotaUse<'_>, known: &GpuQuota, time: &Time) -> Conditio
             ))
         })
         .collect();
-    let (status, reason, message) = if exceeded.is_empty() {
-        (
-            "True",
-            WITHIN_LIMIT,
-            "the usage is within the limit".to_owned(),
-        )
+    let state = if exceeded.is_empty() {
+        State {
+            is_true: true,
+            reason: WITHIN_LIMIT,
+            message: "the usage is within the limit".to_owned(),
+        }
     } else {
-        let message = format!(
-            "{}: running pods keep their devices, and no claim is allocated until the usage is below the limit",
-            exceeded.join(", ")
-        );
-        ("False", LIMIT_EXCEEDED, message)
+        State {
+            is_true: false,
+            reason: LIMIT_EXCEEDED,
+            message: format!(
+                "{}: running pods keep their devices, and no claim is allocated until the usage is below the limit",
+                exceeded.join(", ")
+            ),
+        }
     };
-    let mut before = known.status.iter().flat_map(|status| &status.conditions);
-    let before = before.find(|before| before.type_ == WITHIN_LIMIT && before.status == status);
-    Condition {
-        last_transition_time: before.map_or_else(
-            || time.clone(),
-            |before| before.last_transition_time.clone(),
-        ),
-        message,
-        observed_generation: known.metadata.generation,
-        reason: reason.to_owned(),
-        status: status.to_owned(),
-        type_: WITHIN_LIMIT.to_owned(),
-    }
+    let before = known.status.as_ref();
+    let before = before.map_or(&[][..], |status| &status.conditions);
+    state.condition(WITHIN_LIMIT, before, known.metadata.generation, time)
 }
