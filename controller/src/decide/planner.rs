@@ -153,9 +153,9 @@ impl Planner {
                 self.namespace(change);
                 self.commitments.suspensions.selection_changed(now);
             }
-            Observation::VolumeClaim(change) => self.world.volume_claim(change),
+            Observation::VolumeClaim(change) => self.world.volume(change),
             Observation::Volume(change) => self.world.volume(change),
-            Observation::StorageClass(change) => self.world.storage_class(change),
+            Observation::StorageClass(change) => self.world.volume(change),
             Observation::PodGroup(change) => self.pod_group(change),
             Observation::Unreadable(kind, object) => self.unreadable(kind, &object),
             Observation::Readable(kind, key) => self.readable(kind, key),
@@ -558,7 +558,7 @@ impl Planner {
         let mut actions = Vec::new();
         let mut events = std::mem::take(&mut self.reporter.write_events);
         events.append(&mut self.reporter.state_events);
-        events.extend(self.reporter.excluded_pools(&self.world.cluster));
+        events.extend(self.reporter.excluded_pools.new_events(&self.world.cluster));
         events.extend(self.review_overcommits());
         for event in events {
             let event = self.reporter.deduplicator.filter(event, time.instant);

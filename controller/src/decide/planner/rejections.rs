@@ -19,66 +19,38 @@ const MAX_REJECTIONS: usize = 16;
 /// See the [module](self). Valid in one revision of the world.
 #[derive(Debug, Default)]
 pub(super) struct Rejections {
-    /// The newest first.
-    known: VecDeque<(PodRequest, Explanation)>,
-    /// Requests for which no room of that kind can be made, the newest first.
-    without_room: VecDeque<(PodRequest, RoomKind)>,
-    /// Requests with the reservation that keeps their devices, if one does; the newest first.
-    reserved: VecDeque<(PodRequest, Option<Explanation>)>,
-    /// Requests of rollouts, with why the rollout is blocked if it is; the newest first.
-    rollouts: VecDeque<(PodRequest, Rollout, Option<Explanation>)>,
+    known: Recent<Explanation>,
+    /// Requests for which no room of that kind can be made.
+    pub(super) without_room: Recent<RoomKind>,
+    /// Requests with the reservation that keeps their devices, if one does.
+    pub(super) reserved: Recent<Option<Explanation>>,
+    /// Requests of rollouts, with why the rollout is blocked if it is.
+    pub(super) rollouts: Recent<(Rollout, Option<Explanation>)>,
     /// The last explanation with its nodes that are unfit regardless of devices.
     unfit_nodes: Option<(Explanation, Arc<NodeSet>)>,
 }
 
-impl Rejections {
-    /// Notes whether a rollout is blocked.
-    pub(super) fn set_rollout(
-        &mut self,
-        request: &PodRequest,
-        rollout: Rollout,
-        blocked: Option<Explanation>,
-    ) {
-        self.rollouts
-            .push_front((request.clone(), rollout, blocked));
-        self.rollouts.truncate(MAX_REJECTIONS);
+/// What is known of the last requests, the newest first.
+#[derive(Debug)]
+pub(super) struct Recent<T>(VecDeque<(PodRequest, T)>);
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T> Recent<T> {
+    /// Adds what is known of a request, and forgets the oldest.
+    pub(super) fn add(&mut self, request: &PodRequest, known: T) {
+        self.0.push_front((request.clone(), known));
+        self.0.truncate(MAX_REJECTIONS);
     }
 
-    /// Returns why a rollout is blocked, if it is, and if that is known.
-    pub(super) fn rollout(
-        &self,
-        request: &PodRequest,
-        rollout: &Rollout,
-    ) -> Option<&Option<Explanation>> {
-        let mut known = self.rollouts.iter();
-        let (.., blocked) =
-            known.find(|(known, of, _)| of == rollout && known.is_equivalent(request))?;
-        Some(blocked)
-    }
-
-    /// Notes which reservation keeps the devices of a request.
-    pub(super) fn reserved(&mut self, request: &PodRequest, by: Option<Explanation>) {
-        self.reserved.push_front((request.clone(), by));
-        self.reserved.truncate(MAX_REJECTIONS);
-    }
-
-    /// Returns which reservation keeps the devices of a request, if that is known.
-    pub(super) fn reserved_for(&self, request: &PodRequest) -> Option<&Option<Explanation>> {
-        let mut known = self.reserved.iter();
-        let (_, by) = known.find(|(known, _)| known.is_equivalent(request))?;
-        Some(by)
-    }
-
-    /// Notes that no room can be made for a request.
-    pub(super) fn no_room(&mut self, request: &PodRequest, kind: RoomKind) {
-        self.without_room.push_front((request.clone(), kind));
-        self.without_room.truncate(MAX_REJECTIONS);
-    }
-
-    /// Returns whether no room can be made for a request.
-    pub(super) fn has_no_room(&self, request: &PodRequest, kind: RoomKind) -> bool {
-        let mut known = self.without_room.iter();
-        known.any(|(known, of)| *of == kind && known.is_equivalent(request))
+    /// Returns what is known of a request that is equal to this one.
+    pub(super) fn of(&self, request: &PodRequest) -> impl Iterator<Item = &T> {
+        let equal = |(known, _): &&(PodRequest, T)| known.is_equivalent(request);
+        self.0.iter().filter(equal).map(|(_, known)| known)
     }
 }
 
@@ -93,8 +65,8 @@ impl Planner {
         if self.world.cluster.node_of_pod(&pod_request.uid).is_some() {
             return self.decide(pod_request, turn);
         }
-        let mut known = self.backlog.rejections.at(&self.world).known.iter();
-        if let Some((_, explanation)) = known.find(|(known, _)| known.is_equivalent(pod_request)) {
+        let known = &self.backlog.rejections.at(&self.world).known;
+        if let Some(explanation) = known.of(pod_request).next() {
             return Err(explanation.clone().into());
         }
         let decision = self.decide(pod_request, turn);
@@ -103,10 +75,8 @@ impl Planner {
         if let Err(Undecided::Rejected(explanation)) = &decision
             && !searched.is_some_and(|searched| searched.has_verdicts())
         {
-            let rejected = (pod_request.clone(), explanation.clone());
-            let rejections = self.backlog.rejections.at(&self.world);
-            rejections.known.push_front(rejected);
-            rejections.known.truncate(MAX_REJECTIONS);
+            let known = &mut self.backlog.rejections.at(&self.world).known;
+            known.add(pod_request, explanation.clone());
         }
         decision
     }

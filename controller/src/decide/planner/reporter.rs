@@ -41,12 +41,6 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// Returns the events of the excluded pools that are not reported yet. A problem that was solved is reported again when it
-    /// recurs.
-    pub(super) fn excluded_pools(&mut self, cluster: &Cluster) -> Vec<PendingEvent> {
-        self.excluded_pools.new_events(cluster)
-    }
-
     /// Returns when something is to be said without a change.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let delayed = self.deduplicator.next_due();
@@ -64,7 +58,9 @@ impl Reporter {
 pub(super) struct ExcludedPools(BTreeMap<String, PoolProblem>);
 
 impl ExcludedPools {
-    fn new_events(&mut self, cluster: &Cluster) -> Vec<PendingEvent> {
+    /// Returns the events of the excluded pools that are not reported yet. A problem that was solved is reported again when it
+    /// recurs.
+    pub(super) fn new_events(&mut self, cluster: &Cluster) -> Vec<PendingEvent> {
         let problems: BTreeMap<&str, (Option<&str>, &PoolProblem)> = cluster
             .excluded_pools()
             // A pool is incomplete for a moment whenever the node driver publishes.

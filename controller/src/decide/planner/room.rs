@@ -590,10 +590,8 @@ impl Planner {
         let progress = progress.map(|progress| progress.cause);
         if progress.is_some_and(|reached| kind.0 < reached)
             || single.is_some_and(|request| {
-                self.backlog
-                    .rejections
-                    .at(&self.world)
-                    .has_no_room(request, kind)
+                let without_room = &self.backlog.rejections.at(&self.world).without_room;
+                without_room.of(request).any(|of| *of == kind)
             })
         {
             return Ok(None);
@@ -604,10 +602,8 @@ impl Planner {
             && progress.is_none()
             && let Some(request) = single
         {
-            self.backlog
-                .rejections
-                .at(&self.world)
-                .no_room(request, kind);
+            let rejections = self.backlog.rejections.at(&self.world);
+            rejections.without_room.add(request, kind);
         }
         Ok(room)
     }

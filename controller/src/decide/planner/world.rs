@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drava_allocator::cluster::{Cluster, PoolChange};
 use drava_allocator::object::{ObjectKey, object_key};
+use drava_allocator::observed::Observed;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod::scheduler;
 use drava_allocator::pod_request::PodRequest;
 use drava_api::listed::{Change, Unreadable};
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
-use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::Settings;
 use super::demand::Request;
@@ -270,31 +270,14 @@ impl World {
         }
     }
 
-    /// Observes a PersistentVolumeClaim. Volumes limit the nodes of pods whose decision is due for another reason, so they wake
-    /// no pod.
-    pub(super) fn volume_claim(&mut self, change: Change<PersistentVolumeClaim>) {
+    /// Observes an object of volumes: it limits the nodes of pods whose decision is due for another reason, so it wakes no pod.
+    pub(super) fn volume<K: Observed>(&mut self, change: Change<K>) {
         match change {
-            Change::Applied(claim) => self.cluster.upsert_volume_claim(&claim),
-            Change::Deleted(claim) => {
-                self.cluster
-                    .remove_volume_claim(&(claim.namespace, claim.name));
+            Change::Applied(object) => object.apply(&mut self.cluster),
+            Change::Deleted(object) => {
+                let key = (object.namespace, object.name);
+                K::remove(&mut self.cluster, &key, &object.uid);
             }
-        }
-    }
-
-    /// Observes a PersistentVolume.
-    pub(super) fn volume(&mut self, change: Change<PersistentVolume>) {
-        match change {
-            Change::Applied(volume) => self.cluster.upsert_volume(&volume),
-            Change::Deleted(volume) => self.cluster.remove_volume(&volume.name),
-        }
-    }
-
-    /// Observes a StorageClass.
-    pub(super) fn storage_class(&mut self, change: Change<StorageClass>) {
-        match change {
-            Change::Applied(class) => self.cluster.upsert_storage_class(&class),
-            Change::Deleted(class) => self.cluster.remove_storage_class(&class.name),
         }
     }
 

@@ -45,12 +45,8 @@ impl Planner {
         if others.is_empty() {
             return Ok(None);
         }
-        if let Some(known) = self
-            .backlog
-            .rejections
-            .at(&self.world)
-            .reserved_for(request)
-        {
+        let reserved = &self.backlog.rejections.at(&self.world).reserved;
+        if let Some(known) = reserved.of(request).next() {
             return Ok(known.clone());
         }
         // A pod that fits on no node fits without the reservations on one of theirs, if at all.
@@ -79,10 +75,8 @@ impl Planner {
         });
         // Otherwise the searches were too short to tell.
         if !turn.is_out_of_searches() {
-            self.backlog
-                .rejections
-                .at(&self.world)
-                .reserved(request, explanation.clone());
+            let rejections = self.backlog.rejections.at(&self.world);
+            rejections.reserved.add(request, explanation.clone());
         }
         Ok(explanation)
     }

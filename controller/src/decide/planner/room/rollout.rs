@@ -34,20 +34,15 @@ impl Planner {
             return Ok(None);
         };
         // The pods of a rollout are equal.
-        if let Some(known) = self
-            .backlog
-            .rejections
-            .at(&self.world)
-            .rollout(&request.pod_request, &key)
-        {
-            return Ok(known.clone());
+        let rollouts = &self.backlog.rejections.at(&self.world).rollouts;
+        let known = rollouts.of(&request.pod_request).find(|(of, _)| *of == key);
+        if let Some((_, blocked)) = known.cloned() {
+            return Ok(blocked);
         }
         let blocked = self.blocked_rollout(group, ending, &key, time, turn)?;
-        self.backlog.rejections.at(&self.world).set_rollout(
-            &request.pod_request,
-            key,
-            blocked.clone(),
-        );
+        let rejections = self.backlog.rejections.at(&self.world);
+        let rollout = (key, blocked.clone());
+        rejections.rollouts.add(&request.pod_request, rollout);
         Ok(blocked)
     }
 
