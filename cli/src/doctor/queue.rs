@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drava_api::names::{self, class};
-use k8s_openapi::api::resource::v1::DeviceClass;
+use drava_explanation::advice::{CLASSES, names_driver};
 
 use super::state::ClusterState;
 use super::workload::object;
@@ -76,15 +75,7 @@ fn unmapped_classes(state: &ClusterState) -> Vec<Finding> {
 
 /// Returns whether a class of the chart, or another with a selector for drava's devices, has the name.
 fn is_of_drava(state: &ClusterState, name: &str) -> bool {
-    let has_selector = |class: &DeviceClass| {
-        let selectors = class
-            .spec
-            .iter()
-            .flat_map(|spec| spec.selectors.iter().flatten());
-        let mut expressions = selectors.filter_map(|selector| selector.cel.as_ref());
-        expressions.any(|cel| cel.expression.contains(names::DRIVER))
-    };
     let mut found = state.classes.iter();
-    [class::GPU, class::VGPU, class::MIG, class::FRACTION].contains(&name)
-        || found.any(|class| class.metadata.name.as_deref() == Some(name) && has_selector(class))
+    CLASSES.contains(&name)
+        || found.any(|class| class.metadata.name.as_deref() == Some(name) && names_driver(class))
 }

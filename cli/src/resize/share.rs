@@ -4,11 +4,10 @@ use anyhow::{Context as _, bail};
 use drava_allocator::claim::request_class;
 use drava_allocator::division::Division;
 use drava_allocator::usage::{AllocatedDevice, DeviceAccess};
-use drava_api::condition::ConditionType;
 use drava_api::{Quantity, names};
+use drava_explanation::growth::{granted, is_allocated};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -348,20 +347,6 @@ pub(super) fn unsettled(companion: &ResourceClaim) -> Option<String> {
             "is allocated, and the limits do not include it ({reported})"
         )),
     }
-}
-
-pub(super) fn is_allocated(claim: &ResourceClaim) -> bool {
-    let status = claim.status.as_ref();
-    status.is_some_and(|status| status.allocation.is_some())
-}
-
-/// Returns the condition `Granted` of a companion.
-pub(super) fn granted(claim: &ResourceClaim) -> Option<&Condition> {
-    let status = claim.status.iter();
-    let devices = status.flat_map(|status| status.devices.iter().flatten());
-    let devices = devices.filter(|device| device.driver == names::DRIVER);
-    let mut conditions = devices.flat_map(|device| device.conditions.iter().flatten());
-    conditions.find(|condition| condition.type_ == ConditionType::Granted.as_str())
 }
 
 /// Returns the command that withdraws a companion.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use drava_api::condition::ConditionReason;
 use drava_api::reason::Reason;
+use drava_explanation::growth::{granted, is_allocated};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -12,7 +13,7 @@ use kube::api::{DeleteParams, ListParams};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::time::Instant;
 
-use super::share::{granted, is_allocated, unsettled, withdrawal};
+use super::share::{unsettled, withdrawal};
 use crate::tenant;
 
 /// Time between two reads of a claim.

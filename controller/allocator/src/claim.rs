@@ -272,6 +272,27 @@ impl Classes for BTreeMap<String, dra::DeviceClass> {
     }
 }
 
+/// Returns whether a claim of this spec would be for this driver, rejected or not. kube-scheduler decides whether there are devices of
+/// another driver.
+#[must_use]
+pub fn is_own(
+    namespace: &str,
+    spec: &dra::ResourceClaimSpec,
+    classes: &impl Classes,
+    selectors: &Selectors,
+) -> bool {
+    let mut claim = dra::ResourceClaim {
+        spec: Some(spec.clone()),
+        ..dra::ResourceClaim::default()
+    };
+    // Selectors are kept for each namespace, so that those of a tenant displace no others.
+    claim.metadata.namespace = Some(namespace.to_owned());
+    matches!(
+        classify(&claim, classes, selectors),
+        Ownership::Ours(_) | Ownership::Rejected(_)
+    )
+}
+
 /// Parses a claim and determines which driver it is for.
 #[must_use]
 pub fn classify(

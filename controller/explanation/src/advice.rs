@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_allocator::claim::{self, Ownership};
+use drava_allocator::claim;
 use drava_allocator::reason::bytes;
 use drava_allocator::selector::Selectors;
 use drava_api::Quantity;
@@ -17,10 +17,6 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequirements, Device, DeviceClass, ResourceClaim, ResourceClaimSpec, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
-
-mod spelling;
-
-use spelling::closest;
 
 /// Names of the capacities that devices of this driver publish.
 const CAPACITIES: [&str; 9] = [
@@ -35,11 +31,17 @@ const CAPACITIES: [&str; 9] = [
     capacity::OFA_ENGINES,
 ];
 
+/// Classes that the chart installs.
+pub const CLASSES: [&str; 4] = [class::GPU, class::VGPU, class::MIG, class::FRACTION];
+
 /// Memory that a CUDA context takes on any GPU, MiB.
 const SMALLEST_CONTEXT_MIB: u64 = 32;
 
 /// Memory above which no GPU has a share, where the GPUs are unknown, bytes.
 const LARGEST_GPU_BYTES: u64 = 1 << 39;
+
+/// Most edits (Levenshtein) between a name and what was meant.
+const MAX_EDITS: usize = 3;
 
 /// What the shares of the published GPUs can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -144,7 +146,7 @@ pub fn of_claim(
             Some(format!("{}.deviceClassName: {unknown}", requested.path))
         })
         .collect();
-    if !is_own(namespace, spec, known) {
+    if !claim::is_own(namespace, spec, known.classes, known.selectors) {
         return advice;
     }
     advice.extend(requests.iter().filter_map(|requested| {
@@ -179,25 +181,27 @@ pub fn unknown_class(name: &str, classes: &BTreeMap<String, DeviceClass>) -> Opt
     if classes.contains_key(name) {
         return None;
     }
-    let own = [class::GPU, class::VGPU, class::MIG, class::FRACTION];
-    if own.contains(&name) {
+    if CLASSES.contains(&name) {
         return Some(format!(
             "device class {name} does not exist; the chart of drava installs it"
         ));
     }
-    let names_driver = |class: &DeviceClass| {
-        let selectors = class.spec.iter().flat_map(|spec| &spec.selectors).flatten();
-        let mut expressions = selectors.filter_map(|selector| selector.cel.as_ref());
-        expressions.any(|cel| cel.expression.contains(names::DRIVER))
-    };
     let of_cluster = classes.iter().filter(|(_, class)| names_driver(class));
-    let candidates = own
+    let candidates = CLASSES
         .into_iter()
         .chain(of_cluster.map(|(name, _)| name.as_str()));
     let meant = closest(name, candidates)?;
     Some(format!(
         "device class {name} does not exist; did you mean {meant}?"
     ))
+}
+
+/// Returns whether a class has a selector that names this driver.
+#[must_use]
+pub fn names_driver(class: &DeviceClass) -> bool {
+    let selectors = class.spec.iter().flat_map(|spec| &spec.selectors).flatten();
+    let mut expressions = selectors.filter_map(|selector| selector.cel.as_ref());
+    expressions.any(|cel| cel.expression.contains(names::DRIVER))
 }
 
 /// Returns the class of the claim that does not exist, and the one that is probably meant.
@@ -215,19 +219,6 @@ pub(crate) fn unknown_class_of(
         Some(format!("request {}: {problem}", requested.name))
     });
     unknown.next()
-}
-
-fn is_own(namespace: &str, spec: &ResourceClaimSpec, known: Known<'_>) -> bool {
-    let mut claim = ResourceClaim {
-        spec: Some(spec.clone()),
-        ..ResourceClaim::default()
-    };
-    // Selectors are kept for each namespace, so that those of a tenant displace no others.
-    claim.metadata.namespace = Some(namespace.to_owned());
-    matches!(
-        claim::classify(&claim, known.classes, known.selectors),
-        Ownership::Ours(_) | Ownership::Rejected(_)
-    )
 }
 
 fn requested<'a>(spec: &'a ResourceClaimSpec, root: &str) -> Vec<Requested<'a>> {
@@ -405,6 +396,16 @@ fn unknown_capacity(name: &str) -> Option<String> {
     Some(format!(
         "no GPU of drava has this capacity: shares have memory, cores and slots{meant}"
     ))
+}
+
+/// Returns the candidate that the name most likely misspells; none if no candidate is close.
+fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = MAX_EDITS.min(name.len() / 3);
+    let close = candidates.into_iter().filter_map(|candidate| {
+        let edits = strsim::levenshtein(name, candidate);
+        (edits <= limit).then_some((edits, candidate))
+    });
+    close.min().map(|(_, candidate)| candidate)
 }
 
 /// Returns the likely mistakes of a pod. `own` are the names in the pod of its claims for this driver.

@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::{Pod, PodResourceClaim, PodSpec, Toleration};
 use k8s_openapi::api::resource::v1::{
     CELDeviceSelector, DeviceRequest, DeviceRequestAllocationResult, DeviceSelector, ResourceClaim,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference};
 
 use crate::snapshot::Snapshot;
 use crate::terminal::printable;
@@ -87,9 +87,7 @@ pub fn of_claim(
 
 /// Returns as [`of_claim`]; reservations are to be held.
 fn obstacle(snapshot: &Snapshot, companion: &ResourceClaim, policies: Policies) -> Option<String> {
-    let status = companion.status.as_ref();
-    let is_allocated = status.is_some_and(|status| status.allocation.is_some());
-    if is_allocated {
+    if is_allocated(companion) {
         return not_granted(companion);
     }
     if companion.metadata.deletion_timestamp.is_some() {
@@ -101,14 +99,26 @@ fn obstacle(snapshot: &Snapshot, companion: &ResourceClaim, policies: Policies) 
     })
 }
 
-/// Returns why the limits of the share do not include an allocated companion, as the node driver reports it.
-fn not_granted(companion: &ResourceClaim) -> Option<String> {
+/// Returns whether a claim is allocated.
+#[must_use]
+pub fn is_allocated(claim: &ResourceClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.is_some_and(|status| status.allocation.is_some())
+}
+
+/// Returns the condition `Granted` of a companion, which the node driver writes.
+#[must_use]
+pub fn granted(companion: &ResourceClaim) -> Option<&Condition> {
     let status = companion.status.iter();
     let devices = status.flat_map(|status| status.devices.iter().flatten());
     let devices = devices.filter(|device| device.driver == names::DRIVER);
     let mut conditions = devices.flat_map(|device| device.conditions.iter().flatten());
-    let granted = conditions.find(|condition| condition.type_ == ConditionType::Granted.as_str());
-    match granted {
+    conditions.find(|condition| condition.type_ == ConditionType::Granted.as_str())
+}
+
+/// Returns why the limits of the share do not include an allocated companion, as the node driver reports it.
+fn not_granted(companion: &ResourceClaim) -> Option<String> {
+    match granted(companion) {
         Some(granted) if granted.status == "True" => None,
         Some(granted) => Some(format!(
             "the node driver says {}: {}",

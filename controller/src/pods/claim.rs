@@ -2,19 +2,12 @@
 
 use drava_api::condition::{ConditionReason, ConditionType};
 use drava_api::placement_record::PlacementRecord;
+pub(crate) use drava_explanation::growth::{base_uid as base, is_allocated};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use crate::pods::gang::GangName;
 use crate::pods::gang::PodGroupApi;
-
-/// Returns whether the claim is allocated.
-pub(crate) fn is_allocated(claim: &ResourceClaim) -> bool {
-    claim
-        .status
-        .as_ref()
-        .is_some_and(|status| status.allocation.is_some())
-}
 
 /// Returns whether a pod has reserved the claim.
 pub(crate) fn is_reserved(claim: &ResourceClaim) -> bool {
@@ -47,11 +40,6 @@ pub(crate) fn consuming_gangs(claim: &ResourceClaim) -> impl Iterator<Item = Gan
 /// Returns the UID of the pod for which this controller has allocated the claim.
 pub(crate) fn allocated_for(claim: &ResourceClaim) -> Option<&str> {
     PlacementRecord::pod_uid(claim)
-}
-
-/// Returns the UID of the claim to whose shares this one adds, as its companion.
-pub(crate) fn base(claim: &ResourceClaim) -> Option<&str> {
-    drava_explanation::growth::base_uid(claim)
 }
 
 /// Returns whether the claim is a companion that is being deleted, and the node driver reports of each of its devices that the

@@ -292,3 +292,13 @@ fn names_class_with_invalid_config() {
         ]
     );
 }
+
+#[test]
+fn returns_close_names_only() {
+    let known = ["memory", "cores", "vgpu.drava.dev"];
+    assert_eq!(closest("memmory", known), Some("memory"));
+    assert_eq!(closest("core", known), Some("cores"));
+    assert_eq!(closest("vgpu.drava.io", known), Some("vgpu.drava.dev"));
+    assert_eq!(closest("x", known), None);
+    assert_eq!(closest("bandwidth", known), None);
+}

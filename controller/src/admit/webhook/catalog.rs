@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use drava_allocator::claim::{self, Ownership};
+use drava_allocator::claim;
 use drava_allocator::selector::Selectors;
 use drava_api::error::describe;
 use drava_api::listed::Listed;
@@ -175,17 +175,7 @@ impl Catalog {
     }
 
     fn is_own(&self, namespace: &str, spec: &ResourceClaimSpec) -> bool {
-        let mut claim = ResourceClaim {
-            spec: Some(spec.clone()),
-            ..ResourceClaim::default()
-        };
-        // Selectors are kept for each namespace, so that those of a tenant displace no others.
-        claim.metadata.namespace = Some(namespace.to_owned());
-        match claim::classify(&claim, &self.classes_by_name, &self.selectors) {
-            Ownership::Ours(_) | Ownership::Rejected(_) => true,
-            // kube-scheduler decides whether there are devices of another driver.
-            Ownership::Foreign | Ownership::Undetermined(_) => false,
-        }
+        claim::is_own(namespace, spec, &self.classes_by_name, &self.selectors)
     }
 }
 
