@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use drava_allocator::object::ObjectKey;
+use drava_api::event::EventReason;
 use drava_api::leader::GpuControllerLeader;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
@@ -28,7 +29,7 @@ pub enum Action {
     /// Release an allocation that no pod has reserved, or that a companion has given back.
     Release(Release),
     /// Remove the allocation gate of a pod.
-    RemoveGate(GateRemoval),
+    RemoveGate(ObjectReference),
     /// Write or withdraw the intent to suspend a claim.
     WriteSuspension(SuspensionWrite),
     /// Publish an event.
@@ -112,12 +113,31 @@ pub struct Eviction {
 pub enum EvictionCause {
     /// Another pod needs their devices.
     Preemption(Preemptor),
-    /// Too few members of their gang were bound in time; the text says how many.
-    IncompleteGang(String),
-    /// Their share was suspended for longer than it may be; the text says for which pod, and how long.
-    SuspensionExpired(String),
-    /// Their share has used no GPU time for as long as a policy allows; the text says since when.
-    Idle(String),
+    /// No other pod; the text says more of the cause.
+    Own(OwnCause, String),
+}
+
+/// Why pods are evicted although no other pod needs their devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnCause {
+    /// Too few members of their gang were bound in time.
+    IncompleteGang,
+    /// Their share was suspended for longer than it may be.
+    SuspensionExpired,
+    /// Their share has used no GPU time for as long as a policy allows.
+    Idle,
+}
+
+impl OwnCause {
+    /// Reason of their events.
+    #[must_use]
+    pub const fn reason(self) -> EventReason {
+        match self {
+            Self::IncompleteGang => EventReason::GangIncomplete,
+            Self::SuspensionExpired => EventReason::SuspensionExpired,
+            Self::Idle => EventReason::IdleEvicted,
+        }
+    }
 }
 
 /// A pod for which others are evicted.
@@ -247,14 +267,7 @@ pub struct SuspensionOutcome {
     pub is_written: bool,
 }
 
-/// Removal of a pod's allocation gate.
-#[derive(Debug, Clone)]
-pub struct GateRemoval {
-    /// Reference to the pod.
-    pub pod: ObjectReference,
-}
-
-/// Outcome of a [`GateRemoval`].
+/// Outcome of the removal of a pod's allocation gate.
 #[derive(Debug)]
 pub struct GateRemovalOutcome {
     /// UID of the pod.

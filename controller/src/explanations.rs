@@ -22,7 +22,7 @@ use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use crate::write::lease::Term;
-use crate::write::writes::FIELD_MANAGER;
+use crate::write::writes::{FIELD_MANAGER, ignore_outdated};
 
 /// Time between two readings of the requests.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -217,7 +217,7 @@ async fn serve(
             resource_version: None,
         };
         let delete = DeleteParams::default().preconditions(preconditions);
-        return ignore_gone(requests.delete(&name, &delete).await.map(drop));
+        return ignore_outdated(requests.delete(&name, &delete).await.map(drop));
     }
     if !is_due {
         return Ok(());
@@ -262,14 +262,7 @@ async fn serve(
     let written = requests
         .replace_status(&name, &parameters, &explained)
         .await;
-    ignore_gone(written.map(drop))
-}
-
-fn ignore_gone(result: kube::Result<()>) -> kube::Result<()> {
-    match result {
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        result => result,
-    }
+    ignore_outdated(written.map(drop))
 }
 
 fn is_expired(request: &PlacementExplanation, now: Timestamp) -> bool {

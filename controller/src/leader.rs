@@ -225,9 +225,9 @@ impl Executor {
                     Outcome::Eviction(Box::new(evictor.evict(eviction).await))
                 });
             }
-            Action::RemoveGate(removal) => {
+            Action::RemoveGate(pod) => {
                 self.writes
-                    .spawn(async move { Outcome::GateRemoval(writer.remove_gate(removal).await) });
+                    .spawn(async move { Outcome::GateRemoval(writer.remove_gate(pod).await) });
             }
             Action::WriteSuspension(write) => {
                 self.writes.spawn(async move {

@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::write::lease::Term;
-use crate::write::writes::FIELD_MANAGER;
+use crate::write::writes::{FIELD_MANAGER, ignore_outdated};
 use collection::{ClaimOwner, LastReadings, WorkloadKey, WorkloadReading, owner_of, pod_of};
 use usage::{ShareKey, ShareUsage, shares};
 
@@ -146,7 +146,7 @@ impl Recommender {
                 (None, Some(reading)) => self.create(key, reading, status).await,
                 (None, None) => Ok(()),
             };
-            if let Err(error) = ignore_late(written) {
+            if let Err(error) = ignore_outdated(written) {
                 let (namespace, name) = key;
                 tracing::warn!(
                     error = describe(&error),
@@ -375,12 +375,4 @@ fn address(pod: &Pod) -> Option<String> {
         true => format!("http://[{ip}]:{port}/metrics"),
         false => format!("http://{ip}:{port}/metrics"),
     })
-}
-
-/// The next round repeats what came too late.
-fn ignore_late(result: kube::Result<()>) -> kube::Result<()> {
-    match result {
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        result => result,
-    }
 }

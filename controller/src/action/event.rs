@@ -18,6 +18,7 @@ use drava_api::names;
 use drava_explanation::owner::{is_known, name_for, names_for};
 use k8s_openapi::api::core::v1::ObjectReference;
 
+use crate::action::OwnCause;
 use crate::watch::Kind;
 
 /// Maximum number of pods that an event names.
@@ -244,44 +245,6 @@ impl PendingEvent {
         }
     }
 
-    /// The share of a pod is suspended, or is going to be.
-    #[must_use]
-    pub fn share_suspended(pod: ObjectReference, message: &str) -> Self {
-        Self::of_share(pod, EventReason::ShareSuspended, message)
-    }
-
-    /// The share of a pod is resumed.
-    #[must_use]
-    pub fn share_resumed(pod: ObjectReference, message: &str) -> Self {
-        Self::of_share(pod, EventReason::ShareResumed, message)
-    }
-
-    /// The share of a pod cannot be suspended as a user wishes.
-    #[must_use]
-    pub fn suspension_refused(pod: ObjectReference, message: &str) -> Self {
-        Self::of_share(pod, EventReason::SuspensionRefused, message)
-    }
-
-    /// The share of a pod is idle.
-    #[must_use]
-    pub fn share_idle(pod: ObjectReference, message: &str) -> Self {
-        Self::of_share(pod, EventReason::ShareIdle, message)
-    }
-
-    /// A pod was evicted because its share is idle, or cannot be.
-    #[must_use]
-    pub fn idle_evicted(pod: ObjectReference, message: &str) -> Self {
-        Self::of_share(pod, EventReason::IdleEvicted, message)
-    }
-
-    fn of_share(regarding: ObjectReference, reason: EventReason, message: &str) -> Self {
-        Self {
-            regarding,
-            reason,
-            message: message.to_owned(),
-        }
-    }
-
     /// A pod cannot be evicted for another one. The cause may name a budget of the victim's namespace.
     #[must_use]
     pub fn preemption_blocked(preemptor: ObjectReference, victim: &str, cause: &str) -> Self {
@@ -297,23 +260,23 @@ impl PendingEvent {
         }
     }
 
-    /// A member of an incomplete gang was evicted.
+    /// A pod was evicted, for no other pod.
     #[must_use]
-    pub fn gang_evicted(member: ObjectReference, state: &str) -> Self {
+    pub fn evicted(pod: ObjectReference, cause: OwnCause, state: &str) -> Self {
         Self {
-            regarding: member,
-            reason: EventReason::GangIncomplete,
-            message: format!("evicted, to give back the resources of an incomplete gang: {state}"),
+            regarding: pod,
+            reason: cause.reason(),
+            message: format!("evicted: {state}"),
         }
     }
 
-    /// A member of an incomplete gang cannot be evicted.
+    /// A pod cannot be evicted, `why`, as it should for no other pod.
     #[must_use]
-    pub fn gang_not_evicted(member: ObjectReference, cause: &str) -> Self {
+    pub fn not_evicted(pod: ObjectReference, cause: OwnCause, state: &str, why: &str) -> Self {
         Self {
-            regarding: member,
-            reason: EventReason::GangIncomplete,
-            message: format!("cannot evict this pod of an incomplete gang: {cause}"),
+            regarding: pod,
+            reason: cause.reason(),
+            message: format!("cannot evict this pod: {why}; {state}"),
         }
     }
 
@@ -337,26 +300,6 @@ impl PendingEvent {
                 "GPU {gpu} on node {node}: more is allocated than the GPU has, to claims {}",
                 listed(names)
             ),
-        }
-    }
-
-    /// A pod was evicted, because its share was suspended for too long.
-    #[must_use]
-    pub fn suspension_expired(pod: ObjectReference, state: &str) -> Self {
-        Self {
-            regarding: pod,
-            reason: EventReason::SuspensionExpired,
-            message: format!("evicted: {state}"),
-        }
-    }
-
-    /// A pod whose share was suspended for too long cannot be evicted.
-    #[must_use]
-    pub fn suspension_not_ended(pod: ObjectReference, state: &str, cause: &str) -> Self {
-        Self {
-            regarding: pod,
-            reason: EventReason::SuspensionExpired,
-            message: format!("cannot evict this pod: {cause}; {state}"),
         }
     }
 

@@ -25,7 +25,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::action::{EvictionCause, EvictionOutcome, Precedence};
+use crate::action::{EvictionCause, EvictionOutcome, OwnCause, Precedence};
 use crate::pods::live_pods::GangCounts;
 use crate::watch::Kind;
 
@@ -539,9 +539,9 @@ impl EvictionCounters {
                 *preemptions += u64::from(!outcome.evicted.is_empty());
                 &mut self.preemption
             }
-            EvictionCause::IncompleteGang(_) => &mut self.incomplete_gang,
-            EvictionCause::SuspensionExpired(_) => &mut self.suspension,
-            EvictionCause::Idle(_) => &mut self.idle,
+            EvictionCause::Own(OwnCause::IncompleteGang, _) => &mut self.incomplete_gang,
+            EvictionCause::Own(OwnCause::SuspensionExpired, _) => &mut self.suspension,
+            EvictionCause::Own(OwnCause::Idle, _) => &mut self.idle,
         };
         evictions.evicted += outcome.evicted.len() as u64;
         evictions.failed += u64::from(outcome.failure.is_some());

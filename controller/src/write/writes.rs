@@ -39,6 +39,14 @@ use request::{ClaimRequests, Failure, Response, StatusChange, fence};
 /// Field manager of the writes.
 pub const FIELD_MANAGER: &str = "drava-controller";
 
+/// Returns success for an object that is gone, or was changed since it was read: what it is by now comes from its watch.
+pub(crate) fn ignore_outdated(result: kube::Result<()>) -> kube::Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        result => result,
+    }
+}
+
 /// Time-outs and retry intervals.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{DecisionTime, Planner};
 use crate::action::event::PendingEvent;
-use crate::action::{EvictionCause, EvictionOutcome, Victim};
+use crate::action::{EvictionCause, EvictionOutcome, OwnCause, Victim};
 use crate::decide::ledger::REVIEW_INTERVAL;
 use crate::pods::pod::qualified_name;
 
@@ -39,25 +39,15 @@ impl Planner {
         }
         let preemptor = match &eviction.cause {
             EvictionCause::Preemption(preemptor) => preemptor,
-            EvictionCause::IncompleteGang(_) => {
+            EvictionCause::Own(cause, state) => {
                 let pod = failure.victim.pod;
-                self.reporter
-                    .state_events
-                    .push(PendingEvent::gang_not_evicted(pod, &failure.message));
-                return;
-            }
-            EvictionCause::SuspensionExpired(state) => {
-                let pod = failure.victim.pod;
-                self.suspension_not_ended(pod.uid.as_deref().unwrap_or_default(), now);
-                let event = PendingEvent::suspension_not_ended(pod, state, &failure.message);
-                self.reporter.state_events.push(event);
-                return;
-            }
-            EvictionCause::Idle(state) => {
-                let pod = failure.victim.pod;
-                self.idle_not_ended(pod.uid.as_deref().unwrap_or_default(), now);
-                let message = format!("cannot evict this pod: {}; {state}", failure.message);
-                let event = PendingEvent::idle_evicted(pod, &message);
+                let uid = pod.uid.as_deref().unwrap_or_default();
+                match cause {
+                    OwnCause::IncompleteGang => {}
+                    OwnCause::SuspensionExpired => self.suspension_not_ended(uid, now),
+                    OwnCause::Idle => self.idle_not_ended(uid, now),
+                }
+                let event = PendingEvent::not_evicted(pod, *cause, state, &failure.message);
                 self.reporter.state_events.push(event);
                 return;
             }
@@ -96,22 +86,9 @@ impl Planner {
                     self.reporter.write_events.push(event);
                 }
             }
-            EvictionCause::IncompleteGang(state) => {
+            EvictionCause::Own(cause, state) => {
                 for victim in evicted {
-                    let event = PendingEvent::gang_evicted(victim.pod.clone(), state);
-                    self.reporter.write_events.push(event);
-                }
-            }
-            EvictionCause::SuspensionExpired(state) => {
-                for victim in evicted {
-                    let event = PendingEvent::suspension_expired(victim.pod.clone(), state);
-                    self.reporter.write_events.push(event);
-                }
-            }
-            EvictionCause::Idle(state) => {
-                for victim in evicted {
-                    let message = format!("evicted: {state}");
-                    let event = PendingEvent::idle_evicted(victim.pod.clone(), &message);
+                    let event = PendingEvent::evicted(victim.pod.clone(), *cause, state);
                     self.reporter.write_events.push(event);
                 }
             }

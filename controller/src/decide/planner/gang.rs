@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::Planner;
 use super::wake::Wake;
-use crate::action::{Action, Eviction, EvictionCause, Victim};
+use crate::action::{Action, Eviction, EvictionCause, OwnCause, Victim};
 use crate::decide::queue::pending_pod;
 use crate::pods::gang::{self, GangName};
 use crate::pods::pod_group::PodGroupChange;
@@ -75,7 +75,7 @@ impl Planner {
                 priority: pod.priority,
             });
             actions.push(Action::Evict(Eviction {
-                cause: EvictionCause::IncompleteGang(state),
+                cause: EvictionCause::Own(OwnCause::IncompleteGang, state),
                 victims: victims.collect(),
             }));
         }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::demand::Demand;
 use super::{DecisionTime, Planner};
 use crate::action::event::PendingEvent;
-use crate::action::{Action, GateRemoval, GateRemovalOutcome};
+use crate::action::{Action, GateRemovalOutcome};
 use crate::decide::queue::pending_pod::Phase;
 use crate::pods::gang::{self, Gang, GangName};
 use crate::pods::{pod, pod_condition};
@@ -183,7 +183,7 @@ impl Planner {
         pending.phase = Phase::Allocating;
         let pod = pod::reference(&pending.pod);
         self.commitments.gates_in_flight.insert(uid.to_owned());
-        Some(Action::RemoveGate(GateRemoval { pod }))
+        Some(Action::RemoveGate(pod))
     }
 
     /// Observes the outcome of a gate removal. kube-scheduler may have rejected the pod meanwhile.

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::usage::AllocatedDevice;
+use drava_api::event::EventReason;
 use drava_api::{names, suspension};
 use drava_explanation::owner::name_for;
 use drava_explanation::suspension as share;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use tokio::time::Instant;
@@ -30,7 +30,8 @@ use super::decision::Group;
 use super::{DecisionTime, MAX_IN_FLIGHT, Planner};
 use crate::action::event::PendingEvent;
 use crate::action::{
-    Action, Eviction, EvictionCause, Preemptor, SuspensionOutcome, SuspensionWrite, Victim,
+    Action, Eviction, EvictionCause, OwnCause, Preemptor, SuspensionOutcome, SuspensionWrite,
+    Victim,
 };
 use crate::pods::claim;
 use crate::pods::live_pods::LivePod;
@@ -295,7 +296,7 @@ impl Planner {
             Step::Evict if retry.is_some_and(|retry| now < retry) => Step::Resume,
             step => step,
         };
-        let said: Option<(OfPod, String)> = match step {
+        let said: Option<(EventReason, String)> = match step {
             Step::Nothing => {
                 self.decide_again(key, awaited_until);
                 Self::said_by_node(&claim)
@@ -309,13 +310,13 @@ impl Planner {
                     self.intend(key, None, None, actions);
                     let annotation = names::SUSPEND_WISH_ANNOTATION;
                     let what = format!("being suspended, as its annotation {annotation} requests");
-                    (PendingEvent::share_suspended, format!("is {what}"))
+                    (EventReason::ShareSuspended, format!("is {what}"))
                 }
                 Some(problem) => {
                     // It may pass, for instance when the pod is bound.
                     self.decide_again(key, Some(now + RETRY));
                     let message = format!("cannot be suspended: {problem}");
-                    (PendingEvent::suspension_refused, message)
+                    (EventReason::SuspensionRefused, message)
                 }
             }),
             Step::Withdraw => {
@@ -328,7 +329,7 @@ impl Planner {
                     let protected = &mut self.commitments.suspensions.protected;
                     protected.insert(key.clone(), now + PROTECTION);
                     let message = format!("is idle, and cannot be suspended: {}", refusal.message);
-                    let event = PendingEvent::suspension_refused;
+                    let event = EventReason::SuspensionRefused;
                     self.report_suspension(&claim, event, &message, time, actions);
                 }
                 if let Some((preemptor, _)) = awaited {
@@ -351,7 +352,7 @@ impl Planner {
             Step::Resume => Some(match self.world.cluster.lacks_to_resume(key) {
                 None => {
                     self.withdraw(key, actions);
-                    (PendingEvent::share_resumed, "is being resumed".to_owned())
+                    (EventReason::ShareResumed, "is being resumed".to_owned())
                 }
                 Some((device, lacking)) => {
                     self.wait_for_room(key, now);
@@ -366,7 +367,7 @@ impl Planner {
                         None => String::new(),
                     };
                     let message = format!("is suspended; it is resumed when there is {room}{end}");
-                    (PendingEvent::share_suspended, message)
+                    (EventReason::ShareSuspended, message)
                 }
             }),
         };
@@ -376,17 +377,17 @@ impl Planner {
     }
 
     /// Returns what the node driver says of a share that is to be suspended, for the events of its pod.
-    fn said_by_node(claim: &ResourceClaim) -> Option<(OfPod, String)> {
+    fn said_by_node(claim: &ResourceClaim) -> Option<(EventReason, String)> {
         if !suspension::is_intended(&claim.metadata) {
             return None;
         }
         if suspension::is_suspended(claim) {
             let message = format!("is suspended {}", share::cause(claim));
-            return Some((PendingEvent::share_suspended, message));
+            return Some((EventReason::ShareSuspended, message));
         }
         let refusal = suspension::refusal(claim)?;
         let message = format!("cannot be suspended: {}", refusal.message);
-        Some((PendingEvent::suspension_refused, message))
+        Some((EventReason::SuspensionRefused, message))
     }
 
     /// Starts the eviction of a pod whose share is suspended and does not stay so.
@@ -416,7 +417,7 @@ impl Planner {
         );
         self.commitments.evicted.insert(uid, None);
         actions.push(Action::Evict(Eviction {
-            cause: EvictionCause::SuspensionExpired(state),
+            cause: EvictionCause::Own(OwnCause::SuspensionExpired, state),
             victims: vec![victim],
         }));
     }
@@ -468,7 +469,7 @@ impl Planner {
         self.backlog.activate(&preemptor.uid);
         let pod = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
         let message = format!("was not suspended for {pod}: {why}");
-        let refused = PendingEvent::suspension_refused;
+        let refused = EventReason::SuspensionRefused;
         self.report_suspension(claim, refused, &message, time, actions);
     }
 
@@ -585,7 +586,7 @@ impl Planner {
             self.intend(&key, Some(awaited), Some(by.clone()), actions);
             let why = preemptor.why();
             let message = format!("is being suspended for {by} ({why})");
-            let suspended = PendingEvent::share_suspended;
+            let suspended = EventReason::ShareSuspended;
             self.report_suspension(&claim, suspended, &message, time, actions);
         }
     }
@@ -695,7 +696,7 @@ impl Planner {
             };
             let pod = name_for(&key.0, "pod", &qualified_name(&preemptor.pod));
             let message = format!("is not suspended for {pod}: {problem}");
-            let refused = PendingEvent::suspension_refused;
+            let refused = EventReason::SuspensionRefused;
             self.report_suspension(&claim, refused, &message, time, actions);
         }
     }
@@ -704,7 +705,7 @@ impl Planner {
     fn report_suspension(
         &mut self,
         claim: &ResourceClaim,
-        event: OfPod,
+        reason: EventReason,
         does: &str,
         time: &DecisionTime,
         actions: &mut Vec<Action>,
@@ -713,7 +714,11 @@ impl Planner {
         let pod = self.pod_of(&key);
         let regarding =
             pod.map_or_else(|| claim::reference(claim), |(_, pod)| pod.reference.clone());
-        let event = event(regarding, &format!("the share of claim {} {does}", key.1));
+        let event = PendingEvent {
+            regarding,
+            reason,
+            message: format!("the share of claim {} {does}", key.1),
+        };
         let event = self.reporter.deduplicator.filter(event, time.instant);
         actions.extend(event.map(Action::PublishEvent));
     }
@@ -730,9 +735,6 @@ fn expired_state(claim: &ResourceClaim, room: &str) -> String {
         limit.unwrap_or_default()
     )
 }
-
-/// An event of a pod with this message.
-type OfPod = fn(ObjectReference, &str) -> PendingEvent;
 
 fn withdrawal(claim: Arc<ResourceClaim>) -> Action {
     Action::WriteSuspension(SuspensionWrite {

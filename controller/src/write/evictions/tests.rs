@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::Value;
 
 use super::*;
-use crate::action::EvictionCause;
+use crate::action::{EvictionCause, OwnCause};
 use crate::operate::clock::Clock;
 
 /// Time until the response to a request.
@@ -71,7 +71,10 @@ fn eviction(victims: &[&str]) -> Eviction {
         ..ObjectReference::default()
     };
     Eviction {
-        cause: EvictionCause::IncompleteGang("1 of 2 members are bound".to_owned()),
+        cause: EvictionCause::Own(
+            OwnCause::IncompleteGang,
+            "1 of 2 members are bound".to_owned(),
+        ),
         victims: victims
             .iter()
             .map(|name| Victim {

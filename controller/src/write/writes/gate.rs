@@ -6,32 +6,32 @@
 use drava_api::error::describe;
 use drava_api::listed::Listed;
 use drava_api::names;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Api;
 use kube::api::Patch;
 use serde_json::json;
 
 use super::Writer;
 use super::request::parameters;
-use crate::action::{AllocationFailure, GateRemoval, GateRemovalOutcome};
+use crate::action::{AllocationFailure, GateRemovalOutcome};
 
 impl Writer {
     /// Removes the allocation gate of a pod; a gate that is already removed is a success.
-    pub async fn remove_gate(&self, removal: GateRemoval) -> GateRemovalOutcome {
-        let pod_uid = removal.pod.uid.clone().unwrap_or_default();
-        let failure = self.try_remove_gate(&removal).await.err();
+    pub async fn remove_gate(&self, pod: ObjectReference) -> GateRemovalOutcome {
+        let pod_uid = pod.uid.clone().unwrap_or_default();
+        let failure = self.try_remove_gate(&pod).await.err();
         if let Some(failure) = &failure {
             tracing::warn!(
                 error = failure.message,
-                pod = removal.pod.name,
-                namespace = removal.pod.namespace,
+                pod = pod.name,
+                namespace = pod.namespace,
                 "cannot remove the scheduling gate"
             );
         }
         GateRemovalOutcome { pod_uid, failure }
     }
 
-    async fn try_remove_gate(&self, removal: &GateRemoval) -> Result<(), AllocationFailure> {
+    async fn try_remove_gate(&self, pod: &ObjectReference) -> Result<(), AllocationFailure> {
         let failed = |cause: String, is_reportable| AllocationFailure {
             message: format!(
                 "cannot remove the scheduling gate {}: {cause}",
@@ -42,11 +42,11 @@ impl Writer {
         if !self.requests.may_send() {
             return Err(failed("this replica has lost the lease".to_owned(), false));
         }
-        let namespace = removal.pod.namespace.as_deref().unwrap_or_default();
-        let name = removal.pod.name.as_deref().unwrap_or_default();
+        let namespace = pod.namespace.as_deref().unwrap_or_default();
+        let name = pod.name.as_deref().unwrap_or_default();
         let pods: Api<Listed<Pod>> = Api::namespaced(self.requests.client(), namespace);
         let patch = json!({
-            "metadata": {"uid": removal.pod.uid},
+            "metadata": {"uid": pod.uid},
             "spec": {"schedulingGates": [{"$patch": "delete", "name": names::ALLOCATION_GATE}]},
         });
         let (parameters, patch) = (parameters(), Patch::Strategic(&patch));

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use drava_allocator::object::ObjectKey;
+use drava_api::event::EventReason;
 use drava_api::policy::{IdleAction, IdlePolicy};
 use drava_api::{names, suspension};
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::time::Instant;
 
-use crate::action::event::PendingEvent;
-use crate::action::{Action, Eviction, EvictionCause, Victim};
+use crate::action::{Action, Eviction, EvictionCause, OwnCause, Victim};
 use crate::decide::planner::{DecisionTime, Planner};
 use crate::pods::claim;
 
@@ -166,7 +166,7 @@ impl Planner {
             let state = format!("has used no GPU time since {since}");
             match action {
                 IdleAction::Event => {
-                    self.report_suspension(&claim, PendingEvent::share_idle, &state, time, actions);
+                    self.report_suspension(&claim, EventReason::ShareIdle, &state, time, actions);
                 }
                 IdleAction::Suspend => self.suspend_idle(&key, &claim, &state, time, actions),
                 IdleAction::Evict => self.evict_idle(&key, &claim, &state, time, actions),
@@ -213,7 +213,7 @@ impl Planner {
                 format!("{state}, and cannot be suspended: {problem}")
             }
         };
-        self.report_suspension(claim, PendingEvent::share_idle, &message, time, actions);
+        self.report_suspension(claim, EventReason::ShareIdle, &message, time, actions);
     }
 
     fn evict_idle(
@@ -244,7 +244,7 @@ impl Planner {
             // Of a suspended share its pod has other events.
             if let Some(obstacle) = obstacle.filter(|_| !is_suspended) {
                 let message = format!("{state}, and its pod is not evicted: {obstacle}");
-                self.report_suspension(claim, PendingEvent::share_idle, &message, time, actions);
+                self.report_suspension(claim, EventReason::ShareIdle, &message, time, actions);
             }
             return;
         }
@@ -258,7 +258,7 @@ impl Planner {
         let idle = &mut self.commitments.suspensions.idle;
         idle.look_again(key, time.instant + RETRY);
         actions.push(Action::Evict(Eviction {
-            cause: EvictionCause::Idle(format!("its share {state}")),
+            cause: EvictionCause::Own(OwnCause::Idle, format!("its share {state}")),
             victims: vec![victim],
         }));
     }

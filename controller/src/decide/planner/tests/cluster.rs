@@ -10,7 +10,7 @@ use drava_api::names;
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::action::status::StatusUpdate;
 use crate::action::{
     Action, AllocationFailure, AllocationJob, AllocationOutcome, Eviction, EvictionCause,
-    EvictionFailure, EvictionOutcome, GateRemoval, GateRemovalOutcome, Release, ReleaseOutcome,
+    EvictionFailure, EvictionOutcome, GateRemovalOutcome, Release, ReleaseOutcome,
     SuspensionOutcome, SuspensionWrite,
 };
 use crate::decide::fixture::settings;
@@ -43,7 +43,7 @@ pub(super) struct TestCluster {
     /// Evictions that were not executed so far.
     pub(super) evictions: Vec<Eviction>,
     /// Gate removals in flight.
-    pub(super) gate_removals: Vec<GateRemoval>,
+    pub(super) gate_removals: Vec<ObjectReference>,
     /// Writes of intents in flight.
     pub(super) suspensions: Vec<SuspensionWrite>,
     pub(super) quotas: BTreeMap<String, GpuQuota>,
@@ -196,9 +196,7 @@ impl TestCluster {
                 EvictionCause::Preemption(preemptor) => {
                     format!("for {}", preemptor.pod.name.as_deref().unwrap())
                 }
-                EvictionCause::IncompleteGang(state)
-                | EvictionCause::SuspensionExpired(state)
-                | EvictionCause::Idle(state) => format!("because {state}"),
+                EvictionCause::Own(_, state) => format!("because {state}"),
             };
             for victim in &eviction.victims {
                 let name = victim.pod.name.clone().unwrap();
@@ -294,7 +292,7 @@ impl TestCluster {
                 Action::Allocate(job) => jobs.push(job),
                 Action::Release(release) => releases.push(release),
                 Action::Evict(eviction) => self.evictions.push(eviction),
-                Action::RemoveGate(removal) => self.gate_removals.push(removal),
+                Action::RemoveGate(pod) => self.gate_removals.push(pod),
                 Action::WriteSuspension(write) => self.suspensions.push(write),
                 Action::WritePodCondition(update) => self.pod_conditions.push(update),
                 Action::WriteQuotaStatus(update) => self.quota_statuses.push(update),
@@ -486,13 +484,13 @@ impl TestCluster {
         failure: Option<&AllocationFailure>,
     ) -> Vec<String> {
         let removals = std::mem::take(&mut self.gate_removals).into_iter();
-        let names = removals.map(|removal| {
+        let names = removals.map(|pod| {
             let outcome = GateRemovalOutcome {
-                pod_uid: removal.pod.uid.unwrap(),
+                pod_uid: pod.uid.unwrap(),
                 failure: failure.cloned(),
             };
             self.planner.gate_removed(outcome, self.now);
-            removal.pod.name.unwrap()
+            pod.name.unwrap()
         });
         names.collect()
     }

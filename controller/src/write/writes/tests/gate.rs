@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::server::term_until;
-use crate::action::{GateRemoval, GateRemovalOutcome};
+use crate::action::GateRemovalOutcome;
 use crate::fixture::{gated_pod, response};
 use crate::pods::pod;
 use crate::write::writes::{Timing, Writer};
@@ -41,10 +41,8 @@ async fn remove(code: u16, valid_until: Duration) -> (GateRemovalOutcome, Vec<(S
         CancellationToken::new(),
         Timing::default(),
     );
-    let removal = GateRemoval {
-        pod: pod::reference(&gated_pod("p", &["a"], &[ALLOCATION_GATE])),
-    };
-    let outcome = writer.remove_gate(removal).await;
+    let pod = pod::reference(&gated_pod("p", &["a"], &[ALLOCATION_GATE]));
+    let outcome = writer.remove_gate(pod).await;
     let requests = requests.lock().unwrap().clone();
     (outcome, requests)
 }
