@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::gpu_health::HealthTable;
+use crate::gpu_health::fabric_manager::FabricManager;
 use crate::gpu_health::record::RecordFile;
 use crate::gpu_health::state::Rules;
 use crate::gpus::inventory::{InventoryThread, OpenLibrary, ReadRecords, Recorded, Source, State};
@@ -176,6 +177,7 @@ pub async fn run(
     if !until(&stop, directories::create(&layout, &conditions)).await {
         return Ok(());
     }
+    let fabric_manager = FabricManager::new(source.sysfs.clone(), config.proc_root.clone());
     let (gate, cgroups) = (Gate::default(), source.cgroups.clone());
     let source = gate.gated(source);
     let observe = Arc::clone(&source.observe);
@@ -250,6 +252,7 @@ pub async fn run(
     let health = GpuHealth {
         table: health,
         record,
+        fabric_manager: Arc::new(fabric_manager),
     };
     let agent = (observe, cgroup_limits, mps);
     shared.publish(&mut tasks, publishing, claims, agent, health, role_sender);
@@ -300,6 +303,7 @@ async fn serve_endpoints(
 struct GpuHealth {
     table: HealthTable,
     record: RecordFile,
+    fabric_manager: Arc<FabricManager>,
 }
 
 /// State that the tasks share.
@@ -429,7 +433,11 @@ impl Shared {
         health: GpuHealth,
         role: watch::Sender<InstanceRole>,
     ) {
-        let GpuHealth { table, record } = health;
+        let GpuHealth {
+            table,
+            record,
+            fabric_manager,
+        } = health;
         let agent = agent::Config {
             layout: self.layout.clone(),
             proc_root: self.config.proc_root.clone(),
@@ -463,6 +471,7 @@ impl Shared {
             mps,
             health: table,
             record,
+            fabric_manager,
             metrics: self.metrics.clone(),
             sockets: self.sockets.clone(),
             orphan_grace: self.config.orphan_grace,

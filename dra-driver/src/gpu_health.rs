@@ -3,6 +3,7 @@
 //! | Part | Responsibility |
 //! |---|---|
 //! | [`state`] | health of one GPU as a pure state machine, and the rules of recovery |
+//! | [`fabric_manager`] | registration with the NVLink fabric of GPUs for which NVML does not report it |
 //! | [`HealthTable`] | states of all GPUs, fed by the thread of each GPU ([`crate::metrics::gpu_monitor`]) |
 //! | [`record`] | faults in the run directory, for the next instance of the driver |
 //!
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gpus::inventory::{NodeInventory, State};
 
+pub mod fabric_manager;
 pub mod record;
 pub mod state;
 

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::{cgroup_limits, companions, idle, mps, suspend, until};
 use crate::agent::share_metrics::ShareViolation;
 use crate::agent::{self, Agent};
+use crate::gpu_health::fabric_manager::FabricManager;
 use crate::gpu_health::record::RecordFile;
 use crate::gpu_health::{self, HealthTable, RecordedFaults};
 use crate::gpus::capacity;
@@ -61,6 +62,7 @@ pub(super) struct Active {
     pub(super) suspend: SuspendNode,
     pub(super) health: HealthTable,
     pub(super) record: RecordFile,
+    pub(super) fabric_manager: Arc<FabricManager>,
     pub(super) metrics: Sources,
     pub(super) sockets: Sockets,
     pub(super) orphan_grace: Duration,
@@ -91,6 +93,7 @@ impl Active {
             suspend,
             health,
             record,
+            fabric_manager,
             metrics,
             sockets: _,
             orphan_grace,
@@ -120,6 +123,7 @@ impl Active {
             tables,
             claims.gpus.clone(),
             Arc::clone(&agent.open),
+            fabric_manager,
             stop.clone(),
         );
         let health_report = health_report::run(

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use drava_api::error::describe;
 use drava_nvml::{
-    Event, EventKind, EventSource, GpuLibrary, GpuUuid, Status, Telemetry, WatchError,
+    ComputeCapability, Event, EventKind, EventSource, GpuLibrary, GpuUuid, Status, Telemetry,
+    WatchError,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpu_health::HealthTable;
+use crate::gpu_health::fabric_manager::FabricManager;
 use crate::gpu_health::state::{Answer, Observation, Scope};
 use crate::gpus::inventory::{OpenLibrary, State};
 use crate::metrics::telemetry::GpuTable;
@@ -41,6 +43,7 @@ pub async fn run(
     tables: Tables,
     mut gpus: watch::Receiver<State>,
     open: OpenLibrary,
+    fabric_manager: Arc<FabricManager>,
     stop: CancellationToken,
 ) {
     let mut threads: BTreeMap<GpuUuid, mpsc::Sender<()>> = BTreeMap::new();
@@ -58,7 +61,15 @@ pub async fn run(
                     if threads.contains_key(&gpu.uuid) {
                         continue;
                     }
-                    match start(gpu.uuid.clone(), Arc::clone(&open), tables.clone()) {
+                    let monitor = Monitor {
+                        gpu: gpu.uuid.clone(),
+                        capability: gpu.compute_capability,
+                        tables: tables.clone(),
+                        fabric_manager: Arc::clone(&fabric_manager),
+                        is_watch_reported: false,
+                        failing: BTreeSet::new(),
+                    };
+                    match start(monitor, Arc::clone(&open)) {
                         Ok(thread) => drop(threads.insert(gpu.uuid.clone(), thread)),
                         Err(error) => {
                             tracing::warn!(gpu = %gpu.uuid, %error, "cannot start the thread of the GPU");
@@ -75,16 +86,10 @@ pub async fn run(
 }
 
 /// Starts the thread of a GPU. The thread ends after the returned sender is dropped.
-fn start(gpu: GpuUuid, open: OpenLibrary, tables: Tables) -> std::io::Result<mpsc::Sender<()>> {
+fn start(mut monitor: Monitor, open: OpenLibrary) -> std::io::Result<mpsc::Sender<()>> {
     let (stop, stopped) = mpsc::channel();
     let thread = std::thread::Builder::new().name("gpu".to_owned());
     thread.stack_size(512 << 10).spawn(move || {
-        let mut monitor = Monitor {
-            gpu,
-            tables,
-            is_watch_reported: false,
-            failing: BTreeSet::new(),
-        };
         loop {
             // If the library is unusable, the condition `gpus` reports the reason.
             if let Ok(library) = open() {
@@ -101,7 +106,9 @@ fn start(gpu: GpuUuid, open: OpenLibrary, tables: Tables) -> std::io::Result<mps
 /// State of the thread of a GPU.
 struct Monitor {
     gpu: GpuUuid,
+    capability: ComputeCapability,
     tables: Tables,
+    fabric_manager: Arc<FabricManager>,
     /// Whether it was reported that the GPU has no events.
     is_watch_reported: bool,
     /// Sensors that failed at the last reading.
@@ -122,7 +129,9 @@ impl Monitor {
                 Ok(telemetry) => {
                     let answer = Answer {
                         action: telemetry.recovery_action.clone(),
-                        fabric: telemetry.fabric.clone(),
+                        fabric: self
+                            .fabric_manager
+                            .fabric(&telemetry.fabric, self.capability),
                         fabric_health: telemetry.fabric_health.clone(),
                         memory_repair: telemetry.memory_repair.clone(),
                         energy_millijoules: telemetry.energy_millijoules.clone(),

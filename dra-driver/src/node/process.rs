@@ -340,6 +340,14 @@ fn stat_runs(stat: &str, started_at: u64) -> bool {
     is_same && state.is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
+/// Returns the name of a process, at most 15 bytes of it; `None` if it has ended.
+#[must_use]
+pub fn running_name(proc_root: &Path, pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(proc_root.join(pid.to_string()).join("stat")).ok()?;
+    let (name, start_time) = parse_stat(&stat)?;
+    stat_runs(&stat, start_time).then_some(name)
+}
+
 /// Returns whether a thread of the process is in uninterruptible sleep, as while it waits for a device or a file system.
 #[must_use]
 pub fn is_uninterruptible(proc_root: &Path, pid: u32) -> bool {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use drava_dra_driver::agent::share_metrics::{CounterTotals, ShareMetrics};
 use drava_dra_driver::gpu_health::HealthTable;
+use drava_dra_driver::gpu_health::fabric_manager::FabricManager;
 use drava_dra_driver::gpu_health::state::{Fault, Rules};
 use drava_dra_driver::gpus::inventory::{InventoryThread, Recorded, Source};
 use drava_dra_driver::metrics::gpu_monitor::{self, Tables};
@@ -188,7 +189,14 @@ fn reads_sensors_and_counts_xids_of_gpus() {
         telemetry: table.clone(),
         health: health.clone(),
     };
-    let running = gpu_monitor::run(tables, thread.state(), Arc::new(open), stop.clone());
+    let fabric_manager = FabricManager::new("/sys".into(), "/proc".into());
+    let running = gpu_monitor::run(
+        tables,
+        thread.state(),
+        Arc::new(open),
+        Arc::new(fabric_manager),
+        stop.clone(),
+    );
     let running = std::thread::spawn(move || runtime.block_on(running));
     let gpu = GpuUuid::new(GPU);
     let entry = |is_wanted: &dyn Fn(&GpuEntry) -> bool| {

@@ -1,11 +1,13 @@
 //! Health of GPUs of a running driver: faults of a simulated machine, taints, conditions, events, kubelet's stream.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use drava_api::node_profile::{GpuIdentity, GpuNodeProfile, NodeSettings};
 use drava_dra_driver::driver::Config;
+use drava_dra_driver::gpu_health::fabric_manager::FabricManager;
 use drava_dra_driver::gpu_health::state::{Fault, GpuHealth, Observation, Rules, Scope};
 use drava_dra_driver::gpu_health::{HealthByGpu, HealthTable};
 use drava_dra_driver::gpus::inventory::{InventoryThread, Recorded, Source};
@@ -21,7 +23,7 @@ use k8s_openapi::api::resource::v1::DeviceTaint;
 use serde_json::Value;
 use simulator_machine::client::Connection;
 use simulator_machine::control::Command;
-use simulator_machine::description::H100X2;
+use simulator_machine::description::{A100_80X8, H100X2};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::{ClientKind, GpuEvent, GpuIndex, MigRequest, Request};
 use simulator_machine::root::DriverRoot;
@@ -280,7 +282,14 @@ async fn attributes_xid_to_slices_of_mig_instance() {
         health: HealthTable::new(Rules::default()),
     };
     let health = tables.health.subscribe();
-    let running = tokio::spawn(gpu_monitor::run(tables, thread.state(), open, stop.clone()));
+    let fabric_manager = FabricManager::new(machine.root().join("sys"), "/proc".into());
+    let running = tokio::spawn(gpu_monitor::run(
+        tables,
+        thread.state(),
+        open,
+        Arc::new(fabric_manager),
+        stop.clone(),
+    ));
 
     let library = Library::open(&find(machine.root()).unwrap()).unwrap();
     let uuid = GpuUuid::new(GPU_UUIDS[0]);
@@ -349,6 +358,45 @@ async fn taints_gpu_without_its_fabric() {
     let faults = Faults::default();
     machine.control(&Command::Break { gpu, faults }).unwrap();
     await_tainted(&cluster.api, &[]).await;
+    running.stop().await;
+}
+
+/// As on HGX A100, whose NVML reports no fabric.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn taints_gpus_on_nvswitches_without_fabric_manager() {
+    if lacks_device_files() {
+        return;
+    }
+    let cluster = TestCluster::new().await;
+    let third = A100_80X8.match_indices("\n- model: ").nth(2).unwrap().0;
+    let machine = Machine::start(&A100_80X8[..=third]).unwrap();
+    let mut config = cluster.config();
+    config.health.fabric_limit = Duration::from_secs(1);
+    config.paths.driver_root_mount = machine.root().to_owned();
+    let proc_root = config.proc_root.clone();
+    let source = Source {
+        sysfs: machine.root().join("sys"),
+        ..Source::nvml(config.paths.driver_root.clone(), machine.root().to_owned())
+    };
+    let running = cluster.start_with(config, source);
+    cluster.kubelet.register("gpu.drava.dev").await.unwrap();
+    running.await_ready().await;
+    let fabric_not_ready = ["gpu-0", "gpu-0-vgpu", "gpu-1", "gpu-1-vgpu"];
+    let fabric_not_ready = fabric_not_ready.map(|device| format!("{device}: fabric-not-ready"));
+    let fabric_not_ready = fabric_not_ready.each_ref().map(String::as_str);
+    await_tainted(&cluster.api, &fabric_not_ready).await;
+    eventually("event on the node", || {
+        let kinds = event_kinds(&cluster.api, "GpuUnhealthy", "start the fabric manager");
+        (!kinds.is_empty() && kinds.iter().all(|kind| kind == "Node")).then_some(())
+    })
+    .await;
+
+    let manager = machine.start_fabric_manager().unwrap();
+    let of_node = proc_root.join(manager.pid().to_string());
+    symlink(format!("/proc/{}", manager.pid()), of_node).unwrap();
+    await_tainted(&cluster.api, &[]).await;
+    drop(manager);
+    await_tainted(&cluster.api, &fabric_not_ready).await;
     running.stop().await;
 }
 

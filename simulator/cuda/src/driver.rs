@@ -113,7 +113,7 @@ pub(crate) fn require_healthy() -> CudaResult {
     driver.map_or(Ok(()), Driver::require_healthy)
 }
 
-/// Errors unless a GPU on an NVSwitch fabric is registered with it, which the fabric manager does.
+/// Errors unless a GPU on an NVSwitch fabric is registered with it, which the fabric manager does; NVML reports it since Hopper.
 fn require_fabric(
     connection: &mut Connection,
     machine: &MachineDescription,
@@ -123,7 +123,7 @@ fn require_fabric(
     const COMPLETED: u8 = 3;
     let gpu = usize::try_from(device.gpu.0).ok();
     let gpu = gpu.and_then(|index| machine.gpus.get(index));
-    if gpu.is_none_or(|gpu| gpu.fabric.is_none()) {
+    if gpu.is_none_or(|gpu| gpu.fabric.is_none() && !machine.needs_unreported_fabric(gpu)) {
         return Ok(());
     }
     let request = Request::GpuState { gpu: device.gpu };

@@ -12,12 +12,14 @@ mod bus_id;
 mod memory_limits;
 mod mig;
 mod node;
+mod nvswitch;
 
 pub use bus_id::BusId;
 pub use memory_limits::{MEMORY_LIMITS_RELEASE, MemoryLimitBackend, MemoryLimits};
 pub use mig::{
     ComputeInstanceProfile, GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements,
 };
+pub use nvswitch::NvSwitches;
 
 /// One mebibyte in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -79,6 +81,9 @@ pub struct MachineDescription {
     /// Multi-process service.
     #[serde(default)]
     pub mps: Mps,
+    /// NVSwitches, if the machine has any as PCI devices.
+    #[serde(default)]
+    pub nvswitches: Option<NvSwitches>,
     /// GPU models by name; names are local to the file.
     pub models: BTreeMap<String, GpuModel>,
     /// GPUs in PCI order: the index is the minor number.
@@ -505,6 +510,12 @@ impl MachineDescription {
         }
         let mut uuids = BTreeSet::new();
         let mut bus_ids = BTreeSet::new();
+        let switches = self.nvswitches.iter();
+        for bus_id in switches.flat_map(|switches| &switches.bus_ids) {
+            if !bus_ids.insert(*bus_id) {
+                return Err(format!("nvswitches.busIds: duplicate {bus_id}"));
+            }
+        }
         for (index, gpu) in self.gpus.iter().enumerate() {
             if !self.models.contains_key(&gpu.model) {
                 return Err(format!(

@@ -510,13 +510,28 @@ impl Kernel {
             mig_enabled: gpu.partitions.is_enabled(),
             recovery_action: gpu.faults.recovery_action,
             cgroup_memory: self.own_cgroup_memory(index, client),
-            fabric_state: gpu.faults.fabric_state,
+            fabric_state: self.fabric_state(index)?,
             fabric_health_mask: gpu.faults.fabric_health_mask,
             repair_pending: gpu.faults.repair_pending,
             repair_failed: gpu.faults.repair_failed,
             unsupported: gpu.faults.unsupported.clone(),
             failing: gpu.faults.failing.clone(),
         })))
+    }
+
+    /// State of the registration with the fabric. The manager is needed on machines whose NVML does not report it.
+    fn fabric_state(&self, index: GpuIndex) -> Result<Option<u8>, Refusal> {
+        /// `NVML_GPU_FABRIC_STATE_NOT_STARTED`
+        const NOT_STARTED: u8 = 1;
+        let place = usize::try_from(index.0).map_err(|_| Refusal::NotFound)?;
+        let described = self.description.gpus.get(place).ok_or(Refusal::NotFound)?;
+        let is_manager = |client: &Client| client.kind == Some(ClientKind::FabricManager);
+        let waits = self.description.needs_unreported_fabric(described)
+            && !self.clients.values().any(is_manager);
+        Ok(match waits {
+            true => Some(NOT_STARTED),
+            false => self.gpu(index)?.faults.fabric_state,
+        })
     }
 
     /// Processes with a context or memory on a GPU, by PID.

@@ -12,6 +12,7 @@
 //! | [`protocol`], [`wire`], [`client`] | messages between libraries and the daemon |
 //! | [`channel`] | shared memory for submissions and completions |
 //! | [`kernel`] | state and decisions of the GPUs; no I/O, no clock |
+//! | [`fabric_manager`] | the program that makes the GPUs on NVSwitches ready |
 //! | [`mps`] | programs and clients of the multi-process service |
 //! | [`server`] | sockets and time around [`kernel`] |
 //! | [`testing`] | machines for tests |
@@ -22,6 +23,7 @@ pub mod channel;
 pub mod client;
 pub mod control;
 pub mod description;
+pub mod fabric_manager;
 pub mod kernel;
 pub mod mps;
 pub mod protocol;

@@ -2,17 +2,18 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use simulator_machine::control::{self, Answer, Command};
 use simulator_machine::description::MachineDescription;
+use simulator_machine::fabric_manager;
 use simulator_machine::kernel::Faults;
 use simulator_machine::mps;
 use simulator_machine::protocol::{GpuEvent, GpuIndex, MigRequest, ReportedValue};
-use simulator_machine::root::{DriverRoot, Files};
+use simulator_machine::root::{DriverRoot, FABRIC_MANAGER, Files};
 use simulator_machine::server::Server;
 
 /// A simulated machine with NVIDIA GPUs.
@@ -54,6 +55,9 @@ struct Serve {
     /// Name of the node: derives UUIDs and serial numbers from it, so that nodes with the same machine file have different GPUs.
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
+    /// Start the fabric manager if the machine has NVSwitches, as NVIDIA's driver container does.
+    #[arg(long)]
+    fabric_manager: bool,
     /// Stop when standard input is closed, so that the daemon ends with its parent.
     #[arg(long)]
     until_stdin_closes: bool,
@@ -168,7 +172,7 @@ enum CtlCommand {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    if let Some(code) = mps::run_program() {
+    if let Some(code) = mps::run_program().or_else(fabric_manager::run_program) {
         return Ok(code);
     }
     match Arguments::parse().action {
@@ -198,10 +202,20 @@ fn serve(arguments: &Serve) -> anyhow::Result<()> {
         libraries: arguments.libs.as_deref(),
         nvidia_smi: arguments.nvidia_smi.as_deref(),
     };
+    let has_switches = description.nvswitches.is_some();
     let mut server = Server::start(description, root.clone(), files)?;
     if arguments.until_stdin_closes {
         server.stop_when_closed(&std::io::stdin())?;
     }
+    // It ends with its connection to this process.
+    let program = root.path().join("usr/bin").join(FABRIC_MANAGER);
+    let manager = (arguments.fabric_manager && has_switches).then(|| {
+        let mut manager = process::Command::new(&program);
+        manager.stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+    });
+    manager
+        .transpose()
+        .with_context(|| format!("cannot start {}", program.display()))?;
     // The parent may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "ready");
     server.run()?;

@@ -33,7 +33,7 @@ pub use mps::{
 pub use samples::{CountersState, ProcessSample, SampleState};
 
 /// Version of the messages below.
-pub const PROTOCOL: u32 = 11;
+pub const PROTOCOL: u32 = 12;
 
 /// Index of a GPU on its machine, equal to its minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -62,6 +62,8 @@ pub enum ClientKind {
     Cuda,
     /// A program of the multi-process service.
     Mps,
+    /// The fabric manager: GPUs on NVSwitches are ready as long as it is connected.
+    FabricManager,
 }
 
 /// From a library to the daemon; each gets exactly one [`Reply`].

@@ -4,8 +4,9 @@
 //! `dev/nvidia<minor>`, `dev/nvidiactl`, `dev/nvidia-uvm`, `dev/nvidia-uvm-tools`,
 //! `run/nvidia-persistenced/socket` (the daemon) and `run/simulator-machine/control`; for MIG also
 //! `proc/driver/nvidia/capabilities`, `proc/driver/nvidia-caps/mig-minors` and `proc/devices`; the
-//! PCI devices of the GPUs in `sys`; for the multi-process service `usr/bin/nvidia-cuda-mps-control` and
-//! `nvidia-cuda-mps-server` with the C library that they need after a `chroot`.
+//! PCI devices of GPUs and NVSwitches in `sys`; for the multi-process service `usr/bin/nvidia-cuda-mps-control` and
+//! `nvidia-cuda-mps-server` with the C library that they need after a `chroot`; for NVSwitches `dev/nvidia-nvswitch*` and
+//! `usr/bin/nv-fabricmanager`.
 //!
 //! A library finds the root from its own path: the same file serves a test on the host and, mounted
 //! at `/usr/lib/x86_64-linux-gnu`, a container whose root is `/`. Device nodes are nodes of
@@ -23,12 +24,12 @@ use crate::description::CapabilityNodes;
 use crate::protocol::{GpuIndex, MigState};
 
 mod capabilities;
-mod mps;
 mod pci;
+mod programs;
 
 pub use capabilities::CAPABILITIES_MAJOR;
-pub use mps::{MPS_CONTROL, MPS_SERVER};
 pub use pci::PciDevice;
+pub use programs::{FABRIC_MANAGER, MPS_CONTROL, MPS_SERVER};
 
 /// Overrides the driver root that a library finds from its path.
 pub const ROOT_VARIABLE: &str = "SIMULATOR_ROOT";
@@ -133,7 +134,12 @@ impl DriverRoot {
             .map(|name| self.0.join("dev").join(name));
         let indices = (0..).map(GpuIndex).take(layout.devices.len());
         let gpus = indices.clone().map(|gpu| self.device_node(gpu));
-        for node in control.into_iter().chain(gpus) {
+        let switches = (0..layout.switches.len()).map(|index| format!("nvidia-nvswitch{index}"));
+        let control_of_switches =
+            (!layout.switches.is_empty()).then(|| "nvidia-nvswitchctl".to_owned());
+        let switches = switches.chain(control_of_switches);
+        let switches = switches.map(|name| self.0.join("dev").join(name));
+        for node in control.into_iter().chain(gpus).chain(switches) {
             at(&node, make_node(&node, 0o666))?;
         }
         let capabilities = self.path().join("dev/nvidia-caps");
@@ -145,7 +151,10 @@ impl DriverRoot {
         }
         at(
             &self.path().join("sys"),
-            pci::lay_out(&self.path().join("sys"), layout.devices),
+            pci::lay_out(
+                &self.path().join("sys"),
+                layout.devices.iter().chain(layout.switches),
+            ),
         )?;
         let failed = |(path, source)| LayOutError { path, source };
         if let Some(libraries) = layout.files.libraries {
@@ -162,6 +171,9 @@ impl DriverRoot {
         }
         if layout.has_mps {
             self.install_mps().map_err(failed)?;
+        }
+        if !layout.switches.is_empty() {
+            self.install_fabric_manager().map_err(failed)?;
         }
         Ok(())
     }
@@ -222,6 +234,8 @@ pub struct RemoveError {
 pub struct Layout<'a> {
     /// PCI devices of the GPUs.
     pub devices: &'a [PciDevice],
+    /// PCI devices of the NVSwitches.
+    pub switches: &'a [PciDevice],
     /// Suffix of the library files.
     pub driver_version: &'a str,
     /// Whether the NVML library has the functions of memory limits.
@@ -381,6 +395,7 @@ mod tests {
                 bus,
                 device: 0,
             },
+            class: 0x03_02_00,
             device_id: 0x2330_10de,
             subsystem_id: 0x16c1_10de,
             numa_node: None,
@@ -399,6 +414,7 @@ mod tests {
             fs::write(built.path().join("view"), content).unwrap();
             root.lay_out(&Layout {
                 devices: &[device(0x1b), device(0x9d)],
+                switches: &[],
                 driver_version: "580.65.06",
                 has_memory_limits: true,
                 files: Files {
@@ -425,6 +441,7 @@ mod tests {
         let error = DriverRoot::new(directory.path())
             .lay_out(&Layout {
                 devices: &[],
+                switches: &[],
                 driver_version: "1",
                 has_memory_limits: false,
                 files: Files {

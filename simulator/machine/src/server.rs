@@ -151,7 +151,8 @@ impl Server {
             .map(|_| memory_file())
             .collect::<Result<_, _>>()?;
         root.lay_out(&Layout {
-            devices: &PciDevice::of_machine(&description),
+            devices: &PciDevice::gpus(&description),
+            switches: &PciDevice::switches(&description),
             driver_version: &description.driver_version,
             has_memory_limits: description.has_memory_limits(),
             files,

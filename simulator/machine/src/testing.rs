@@ -19,9 +19,11 @@ use crate::control::{self, Answer};
 use crate::kernel::{GpuStatus, MachineStatus};
 use crate::root::DriverRoot;
 
+mod fabric_manager;
 mod mps;
 pub mod python;
 
+pub use fabric_manager::FabricManager;
 pub use mps::MpsDaemon;
 
 /// Directory with `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe`
@@ -157,6 +159,14 @@ impl Machine {
     /// If it cannot be started.
     pub fn start_mps(&self, options: &[&str]) -> anyhow::Result<MpsDaemon> {
         MpsDaemon::start(self.root(), options)
+    }
+
+    /// Starts the fabric manager, without which CUDA fails on machines with NVSwitches before Hopper.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_fabric_manager(&self) -> anyhow::Result<FabricManager> {
+        FabricManager::start(self.root())
     }
 
     /// PID of the daemon.

@@ -22,7 +22,7 @@ not delay the others.
 | `xid-<number>` | a fatal XID, see below | after a recovery |
 | `ecc-double-bit` | an uncorrectable memory error | after a recovery |
 | `unavailable` | the NVIDIA driver reports the GPU as unavailable | after a recovery |
-| `fabric-not-ready` | the GPU is not registered with its NVLink fabric for 2 min: CUDA fails with error 802. GPUs that report no fabric (PCIe, alone on the node, before Hopper) never have this fault | when the fabric manager has registered it |
+| `fabric-not-ready` | the GPU is not registered with its NVLink fabric for 2 min: CUDA fails with error 802. Before Hopper (HGX A100, DGX-2) NVML reports no fabric: there the node has NVSwitches (PCI devices), and no process `nv-fabricmanager` runs. GPUs without NVSwitches (PCIe, alone on the node) never have this fault | when the fabric manager has registered it, or runs |
 | `memory-repair-failed` | a faulty row of the memory could not be remapped | with another GPU |
 | `lost` | the GPU has fallen off the bus, or NVML does not list it | when NVML can read the GPU again |
 | `not-responding` | no NVML call for the GPU returned for 30 s | when NVML answers |

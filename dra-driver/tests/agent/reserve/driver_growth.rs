@@ -61,6 +61,8 @@ pub(super) fn program() -> &'static PathBuf {
 /// Fills a share and lets libcuda allocate more. Returns the overshoot at its peak.
 fn overshoot_bytes(name: &str, yaml: &str) -> u64 {
     let machine = Machine::start(yaml).unwrap();
+    let switches = MachineDescription::parse(yaml).unwrap().nvswitches;
+    let _fabric_manager = switches.map(|_| machine.start_fabric_manager().unwrap());
     let root = tempfile::tempdir().unwrap();
     let node = Node::create(root.path()).unwrap();
     let mut config = node.config(machine.root());

@@ -9,7 +9,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::Context as _;
 use simulator_machine::control::Command;
-use simulator_machine::description::{H200X8, MIB, RTX_4090, T4};
+use simulator_machine::description::{A100_40X8, A100_80X8, H200X8, MIB, RTX_4090, T4};
 use simulator_machine::kernel::Faults;
 use simulator_machine::protocol::GpuIndex;
 use simulator_machine::testing::{Machine, poll};
@@ -319,6 +319,26 @@ fn needs_registration_with_fabric() {
     // In progress.
     assert_eq!(registered(Some(2)), 802);
     assert_eq!(registered(None), 0);
+}
+
+/// NVML reports no fabric of GPUs before Hopper.
+#[test]
+fn needs_fabric_manager_before_hopper() {
+    for yaml in [A100_40X8, A100_80X8] {
+        let machine = Machine::start(yaml).unwrap();
+        let is_ready = || {
+            let output = machine.program("cuda-probe")?.arg("info").output()?;
+            let text = String::from_utf8_lossy(&output.stderr);
+            let not_ready = text.contains("CUDA_ERROR_SYSTEM_NOT_READY");
+            anyhow::ensure!(output.status.success() != not_ready, "{output:?}");
+            Ok(!not_ready)
+        };
+        assert!(!is_ready().unwrap());
+        let manager = machine.start_fabric_manager().unwrap();
+        assert!(is_ready().unwrap());
+        drop(manager);
+        poll(|| Ok((!is_ready()?).then_some(()))).unwrap();
+    }
 }
 
 /// As an image's library in `/usr/local/cuda/compat`.

@@ -32,7 +32,7 @@ pub struct GpuState {
     pub mig_enabled: bool,
     /// Recovery action that the driver requests (`nvmlDeviceGpuRecoveryAction_t`); 0 is none.
     pub recovery_action: u32,
-    /// State of the registration with the fabric (`nvmlGpuFabricState_t`); `None` is completed.
+    /// State of the registration with the fabric (`nvmlGpuFabricState_t`); `None` is completed. NVML reports none before Hopper.
     pub fabric_state: Option<u8>,
     /// Health of the NVLink fabric (`NVML_GPU_FABRIC_HEALTH_MASK_*`).
     pub fabric_health_mask: u32,

@@ -1,4 +1,4 @@
-//! The GPUs in sysfs (sysfs-bus-pci of the kernel's ABI documentation): numbers, NUMA node, and the path from
+//! The GPUs and NVSwitches in sysfs (sysfs-bus-pci of the kernel's ABI documentation): numbers, NUMA node, and the path from
 //! the PCIe root complex, from which Kubernetes derives `resource.kubernetes.io/pcieRoot`.
 //!
 //! A machine file has no bridges. A GPU on bus `0x1b` is below root port `10:01.0` of root complex
@@ -11,11 +11,19 @@ use std::path::{Path, PathBuf};
 
 use crate::description::{BusId, MachineDescription};
 
-/// PCI device of a GPU.
+/// Class of a GPU: 3D controller.
+const CONTROLLER_3D: u32 = 0x03_02_00;
+
+/// Class of an NVSwitch: other bridge.
+const OTHER_BRIDGE: u32 = 0x06_80_00;
+
+/// A PCI device: a GPU or an NVSwitch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciDevice {
     /// PCI address.
     pub bus_id: BusId,
+    /// Class, subclass and programming interface.
+    pub class: u32,
     /// Device number in the high half, vendor number in the low half.
     pub device_id: u32,
     /// The same of the subsystem.
@@ -25,19 +33,36 @@ pub struct PciDevice {
 }
 
 impl PciDevice {
-    /// Returns the devices of a machine.
+    /// Returns the GPUs of a machine.
     #[must_use]
-    pub fn of_machine(machine: &MachineDescription) -> Vec<Self> {
+    pub fn gpus(machine: &MachineDescription) -> Vec<Self> {
         let device = |gpu| {
             let model = machine.model(gpu);
             Self {
                 bus_id: gpu.bus_id,
+                class: CONTROLLER_3D,
                 device_id: model.pci_device_id,
                 subsystem_id: model.pci_subsystem_id,
                 numa_node: gpu.numa_node,
             }
         };
         machine.gpus.iter().map(device).collect()
+    }
+
+    /// Returns the NVSwitches of a machine.
+    #[must_use]
+    pub fn switches(machine: &MachineDescription) -> Vec<Self> {
+        let switches = machine.nvswitches.iter();
+        let devices = switches.flat_map(|switches| {
+            switches.bus_ids.iter().map(|bus_id| Self {
+                bus_id: *bus_id,
+                class: OTHER_BRIDGE,
+                device_id: switches.pci_device_id,
+                subsystem_id: switches.pci_device_id,
+                numa_node: None,
+            })
+        });
+        devices.collect()
     }
 
     /// Directory of the device below `devices`.
@@ -58,8 +83,7 @@ impl PciDevice {
         let high = |id: u32| format!("{:#06x}", id >> 16);
         let low = |id: u32| format!("{:#06x}", id & 0xffff);
         [
-            // 3D controller.
-            ("class", "0x030200".to_owned()),
+            ("class", format!("{:#08x}", self.class)),
             ("vendor", low(self.device_id)),
             ("device", high(self.device_id)),
             ("subsystem_vendor", low(self.subsystem_id)),
@@ -74,7 +98,10 @@ impl PciDevice {
 }
 
 /// Lays out `devices` and `bus/pci/devices` below `sysfs`, replacing those of an earlier daemon.
-pub(super) fn lay_out(sysfs: &Path, devices: &[PciDevice]) -> io::Result<()> {
+pub(super) fn lay_out<'a>(
+    sysfs: &Path,
+    devices: impl IntoIterator<Item = &'a PciDevice>,
+) -> io::Result<()> {
     match fs::remove_dir_all(sysfs) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -101,6 +128,7 @@ mod tests {
     fn device(bus_id: &str, numa_node: Option<u32>) -> PciDevice {
         PciDevice {
             bus_id: BusId::parse(bus_id).unwrap(),
+            class: CONTROLLER_3D,
             device_id: 0x2330_10de,
             subsystem_id: 0x16c1_10de,
             numa_node,

@@ -1,4 +1,4 @@
-//! Programs of the multi-process service in a driver root.
+//! Programs of a driver root: those of the multi-process service, and the fabric manager.
 //!
 //! They run after a `chroot` to the root, as a root of a host has a C library: the root gets the libraries that this process has
 //! loaded, and the dynamic loader. They are not in the directory of the driver's libraries, which containers get.
@@ -14,6 +14,8 @@ use super::DriverRoot;
 pub const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
 /// Name of the server of the multi-process service.
 pub const MPS_SERVER: &str = "nvidia-cuda-mps-server";
+/// Name of the fabric manager.
+pub const FABRIC_MANAGER: &str = "nv-fabricmanager";
 
 /// The dynamic loader that the programs name.
 const LOADER: &str = if cfg!(target_arch = "aarch64") {
@@ -25,12 +27,24 @@ const LOADER: &str = if cfg!(target_arch = "aarch64") {
 impl DriverRoot {
     /// Installs this program under the names of the service, with what it needs to run.
     pub(super) fn install_mps(&self) -> Result<(), (PathBuf, io::Error)> {
+        self.install_programs(&[MPS_CONTROL, MPS_SERVER])?;
+        // Clients share memory with the servers there; a driver root has it as a mount point.
+        let shared = self.path().join("dev/shm");
+        fs::create_dir_all(&shared).map_err(|error| (shared, error))
+    }
+
+    /// Installs this program under the name of the fabric manager, with what it needs to run.
+    pub(super) fn install_fabric_manager(&self) -> Result<(), (PathBuf, io::Error)> {
+        self.install_programs(&[FABRIC_MANAGER])
+    }
+
+    /// Installs this program under each name, with what it needs to run.
+    fn install_programs(&self, names: &[&str]) -> Result<(), (PathBuf, io::Error)> {
         let own = Path::new("/proc/self/exe");
         let own = fs::read_link(own).map_err(|error| (own.to_owned(), error))?;
-        let programs = self.path().join("usr/bin");
-        let control = programs.join(MPS_CONTROL);
-        place(&own, &control)?;
-        place(&control, &programs.join(MPS_SERVER))?;
+        for name in names {
+            place(&own, &self.path().join("usr/bin").join(name))?;
+        }
         let maps = Path::new("/proc/self/maps");
         let maps = fs::read_to_string(maps).map_err(|error| (maps.to_owned(), error))?;
         for library in libraries(&maps) {
@@ -42,9 +56,7 @@ impl DriverRoot {
             };
             place(library, &self.path().join(target))?;
         }
-        // Clients share memory with the servers there; a driver root has it as a mount point.
-        let shared = self.path().join("dev/shm");
-        fs::create_dir_all(&shared).map_err(|error| (shared, error))
+        Ok(())
     }
 }
 
