@@ -200,6 +200,25 @@ async fn publishes_other_gpus_while_one_hangs() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reports_runtime_that_cannot_be_checked_on_node() {
+    let cluster = TestCluster::new().await;
+    let config = cluster.config();
+    // As on Talos, whose configuration is at another path.
+    fs::remove_dir(config.proc_root.join("1/root/etc/containerd")).unwrap();
+    let running = cluster.start_with(config, cluster.source());
+    let kind = eventually("event of the runtime", || {
+        let mut events = cluster.api.events_with_kind().into_iter();
+        let event = events.find(|(reason, note, _)| {
+            reason == "RuntimeUnchecked" && note.contains("make sure that CDI is on")
+        });
+        event.map(|(_, _, kind)| kind)
+    })
+    .await;
+    assert_eq!(kind, "Node");
+    running.stop().await;
+}
+
 #[test]
 fn refuses_state_directory_that_node_mounts_noexec() {
     in_mount_namespace(
@@ -247,8 +266,11 @@ async fn check_noexec() {
     .await;
     cluster.api.put_claim(&claim(1, &[Share(0, "8Gi", "0")]));
     let error = prepare_error(&plugin, 1).await;
+    // Kubelet shows it in the event FailedPrepareDynamicResources of the pod.
     assert!(
-        error.contains("default/claim-1") && error.contains("is mounted noexec on the node"),
+        error.contains("default/claim-1")
+            && error.contains("is mounted noexec on the node")
+            && error.contains("driver.stateDir"),
         "{error}"
     );
     mount(&["mount", "-o", "remount,exec"]);
