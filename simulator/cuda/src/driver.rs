@@ -166,7 +166,8 @@ impl Driver {
         for device in &devices {
             require_fabric(&mut connection, &machine, device)?;
         }
-        let state = State::new(devices.len());
+        let mut state = State::new(devices.len());
+        state.tolerates_unsafe_calls = !machine.side_effects.unsafe_calls_invalidate_captures;
         Ok(Self {
             owner_marker: fork_marker()?,
             machine,
@@ -254,6 +255,9 @@ impl Driver {
 
     /// Waits for all work of a context, as a load of code into it does. The caller must hold no lock.
     pub(crate) fn wait_for_context(&self, context: CUcontext) -> CudaResult {
+        if !self.machine.side_effects.loads_wait {
+            return Ok(());
+        }
         let points = self.state().points_of_context(self, context);
         self.wait_for(&points)
     }

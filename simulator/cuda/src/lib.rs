@@ -101,6 +101,8 @@ struct State {
     virtual_memory: VirtualMemory,
     opened: IpcMappings,
     captures: Captures,
+    /// Whether unsafe calls leave captures valid.
+    tolerates_unsafe_calls: bool,
     graphs: Graphs,
     host_functions: HostFunctions,
     greens: GreenContexts,
@@ -126,6 +128,7 @@ impl State {
             virtual_memory: VirtualMemory::default(),
             opened: IpcMappings::default(),
             captures: Captures::default(),
+            tolerates_unsafe_calls: false,
             graphs: Graphs::default(),
             host_functions: HostFunctions::default(),
             greens: GreenContexts::default(),

@@ -78,6 +78,9 @@ pub struct MachineDescription {
     /// Memory limits of cgroups.
     #[serde(default)]
     pub memory_limits: MemoryLimits,
+    /// What calls do beside their purpose.
+    #[serde(default)]
+    pub side_effects: SideEffects,
     /// Multi-process service.
     #[serde(default)]
     pub mps: Mps,
@@ -131,6 +134,29 @@ impl Default for Checkpoints {
         Self {
             nvml_delay_milliseconds: 500,
             shows_failure: false,
+        }
+    }
+}
+
+/// What calls of libcuda do beside their purpose, as on hardware. Each can be left out, for comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct SideEffects {
+    /// Whether a load of code waits for the kernels of its context.
+    pub loads_wait: bool,
+    /// Whether unsafe calls fail during a capture and invalidate it.
+    pub unsafe_calls_invalidate_captures: bool,
+    /// Whether contexts take more memory for kernels after their creation: local memory, heap, buffers of `printf` and of
+    /// profilers.
+    pub contexts_grow: bool,
+}
+
+impl Default for SideEffects {
+    fn default() -> Self {
+        Self {
+            loads_wait: true,
+            unsafe_calls_invalidate_captures: true,
+            contexts_grow: true,
         }
     }
 }

@@ -102,6 +102,9 @@ impl State {
         context: CUcontext,
         bytes_per_thread: u64,
     ) -> CudaResult<bool> {
+        if !driver.machine().side_effects.contexts_grow {
+            return Ok(false);
+        }
         let bytes = self.local_bytes(driver, context, bytes_per_thread)?;
         let context = self.contexts.get(&context);
         let reserves = &context.ok_or(CudaError::ContextIsDestroyed)?.reserves.0;
@@ -160,6 +163,9 @@ impl State {
         purpose: Purpose,
         bytes: u64,
     ) -> CudaResult {
+        if !driver.machine().side_effects.contexts_grow {
+            return Ok(());
+        }
         let context = self.contexts.get_mut(&handle);
         let context = context.ok_or(CudaError::ContextIsDestroyed)?;
         let old = context.reserves.0.get(&purpose).copied();

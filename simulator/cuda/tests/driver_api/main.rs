@@ -25,6 +25,7 @@ mod pools;
 mod processes;
 mod settings;
 mod sharing;
+mod side_effects;
 mod sparse;
 mod stream_memory;
 mod streams;
