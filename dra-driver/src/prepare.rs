@@ -292,6 +292,21 @@ impl Share {
         (suspension.phase == Phase::Suspended).then_some(suspension.bytes)
     }
 
+    /// Returns the capacity that no other claim of the GPU can have. While the share is off its GPU, its own memory and time are
+    /// free; its slot and all that companions add are not, because other claims are allocated beside them.
+    #[must_use]
+    pub fn counted(&self) -> ShareTotals {
+        let held = self.held();
+        if !self.is_off_gpu() {
+            return held;
+        }
+        ShareTotals {
+            memory_bytes: held.memory_bytes.saturating_sub(self.memory_bytes),
+            cores: held.cores.saturating_sub(self.cores),
+            slots: held.slots,
+        }
+    }
+
     fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {
         let own = ShareTotals {
             memory_bytes: self.memory_bytes,

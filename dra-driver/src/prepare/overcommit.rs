@@ -401,12 +401,13 @@ fn check_shares(
     Ok(())
 }
 
-/// Returns what the shares among these devices hold together. A suspended share holds nothing: its memory is free, and it is
-/// resumed only if it fits again.
+/// Returns what the shares among these devices hold together. The own amounts of a suspended share are free, and it is resumed
+/// only if they fit again.
 fn held_by<'a>(devices: impl Iterator<Item = &'a Prepared>) -> ShareTotals {
     let shares = devices.filter_map(Prepared::share);
-    let shares = shares.filter(|share| !share.is_off_gpu());
-    shares.fold(ShareTotals::default(), |sum, share| sum.plus(share.held()))
+    shares.fold(ShareTotals::default(), |sum, share| {
+        sum.plus(share.counted())
+    })
 }
 
 /// Checks that the memory slices and engines of the GPU suffice.

@@ -61,6 +61,62 @@ fn counts_what_companions_add_until_it_is_given_back() {
     assert!(guard(&base, std::slice::from_ref(&half)).is_err());
 }
 
+fn suspend(claim: &mut (ClaimRef, Vec<Prepared>), phase: Phase) {
+    claim.1[0].share_mut().unwrap().suspension = Some(Suspension {
+        phase,
+        processes: Vec::new(),
+        bytes: 0,
+        millis: 0,
+        boot_id: String::new(),
+    });
+}
+
+/// The companion is allocated beside all other claims, also while its base is suspended.
+#[test]
+fn companion_of_suspended_share_is_not_free_for_others() {
+    let mut base = grown(prepared(1, &[Share(0, "40Gi", "50")]), 9);
+    suspend(&mut base, Phase::Suspended);
+    let others = std::slice::from_ref(&base);
+    // 30 GiB and 40% are the companion's.
+    let beside = prepared(2, &[Share(0, "48Gi", "60")]);
+    assert_eq!(guard(&beside, others), Ok(()));
+    for beyond in [Share(0, "49Gi", "0"), Share(0, "1Gi", "61")] {
+        let refused = guard(&prepared(2, &[beyond]), others);
+        assert!(refused.is_err(), "{beyond:?}");
+    }
+    // The share may be given the companion beside such a claim, but is not resumed beside it.
+    let beside = std::slice::from_ref(&beside);
+    assert_eq!(guard(&base, beside), Ok(()));
+    suspend(&mut base, Phase::Resuming);
+    assert!(guard(&base, beside).is_err());
+}
+
+/// The GPU has no room for what the companion of the suspended share adds.
+#[test]
+fn suspended_share_grows_only_beside_other_claims() {
+    let mut base = grown(prepared(1, &[Share(0, "10Gi", "10")]), 9);
+    suspend(&mut base, Phase::Suspended);
+    for (held, fits) in [
+        (Share(0, "48Gi", "60"), true),
+        (Share(0, "49Gi", "0"), false),
+    ] {
+        let other = prepared(2, &[held]);
+        let checked = guard(&base, std::slice::from_ref(&other));
+        assert_eq!(checked.is_ok(), fits, "{held:?}");
+    }
+}
+
+#[test]
+fn suspended_share_keeps_its_slot() {
+    let mut shares: Vec<_> = (1..=10)
+        .map(|number| prepared(number, &[Share(0, "1Gi", "0")]))
+        .collect();
+    suspend(&mut shares[0], Phase::Suspended);
+    let one_more = prepared(11, &[Share(0, "1Gi", "0")]);
+    assert!(guard(&one_more, &shares).is_err());
+    assert_eq!(guard(&one_more, &shares[1..]), Ok(()));
+}
+
 /// Its memory is free, and its GPU stays one with shares.
 #[test]
 fn suspended_share_leaves_its_amounts_to_others_until_it_is_resumed() {
@@ -73,13 +129,7 @@ fn suspended_share_leaves_its_amounts_to_others_until_it_is_resumed() {
         (Phase::Resuming, false),
         (Phase::Running, false),
     ] {
-        base.1[0].share_mut().unwrap().suspension = Some(Suspension {
-            phase,
-            processes: Vec::new(),
-            bytes: 0,
-            millis: 0,
-            boot_id: String::new(),
-        });
+        suspend(&mut base, phase);
         let others = std::slice::from_ref(&base);
         assert_eq!(guard(&other, others).is_ok(), is_free, "{phase:?}");
         assert!(guard(&whole, others).is_err(), "{phase:?}");
