@@ -15,7 +15,7 @@ use simulator_machine::testing::Machine;
 use tokio::runtime::Handle;
 
 use crate::api_server::{ApiServer, poll};
-use crate::cluster::kubelet_claim;
+use crate::cluster::{kubelet_claim, prepare_error};
 use crate::driver_process::DriverProcess;
 use crate::fixture::{GPU_UUIDS, NODE};
 use crate::node::{TestNode, spec_of};
@@ -89,6 +89,12 @@ impl LiveNode {
     /// As [`Self::prepare`], on a thread outside of the runtime.
     pub(crate) fn prepare_now(&self, number: u32) {
         self.runtime.block_on(self.prepare(number));
+    }
+
+    /// Returns why a claim is not prepared, on a thread outside of the runtime.
+    pub(crate) fn prepare_error_now(&self, number: u32) -> String {
+        let plugin = self.plugin.lock().unwrap().clone();
+        self.runtime.block_on(prepare_error(&plugin, number))
     }
 
     /// Unprepares a claim, as often as kubelet does, on a thread outside of the runtime.

@@ -346,12 +346,7 @@ impl World {
             return None;
         }
         let number = self.next_companion.fetch_add(1, Ordering::Relaxed);
-        let companion = claim(number, &[Share(base.gpu, "1Gi", "0")]);
-        let mut companion = serde_json::to_value(&companion).unwrap();
-        companion["metadata"]["labels"] =
-            json!({"gpu.drava.dev/companion-of": claim_ref(base.number).uid.as_str()});
-        let result = &mut companion["status"]["allocation"]["devices"]["results"][0];
-        result["consumedCapacity"]["memory"] = json!(format!("{gib}Gi"));
+        let companion = companion_of(base.number, base.gpu, number, gib);
         self.live.api.put_claim_json(&companion);
         Some(number)
     }
@@ -512,6 +507,17 @@ impl Drop for EndsOnPanic<'_> {
     }
 }
 
+/// Returns a companion that adds `gib` to the share of a base claim on a GPU.
+fn companion_of(base: u32, gpu: u32, number: u32, gib: u64) -> Value {
+    let companion = claim(number, &[Share(gpu, "1Gi", "0")]);
+    let mut companion = serde_json::to_value(&companion).unwrap();
+    companion["metadata"]["labels"] =
+        json!({"gpu.drava.dev/companion-of": claim_ref(base).uid.as_str()});
+    let result = &mut companion["status"]["allocation"]["devices"]["results"][0];
+    result["consumedCapacity"]["memory"] = json!(format!("{gib}Gi"));
+    companion
+}
+
 impl Base {
     fn programs(&self) -> MutexGuard<'_, Vec<Program>> {
         self.programs.lock().unwrap()
@@ -581,4 +587,73 @@ fn run(world: &World, mut random: Random) {
     for count in [allocated, denied] {
         assert!(count.load(Ordering::Relaxed) > 0, "an empty run");
     }
+}
+
+/// No report is written while the API server refuses those of the status. SIGKILL ends the node driver after the record and before the
+/// report, of a grant and of its end.
+#[test]
+fn next_driver_reports_grant_that_killed_one_recorded() {
+    if lacks_device_files() {
+        return;
+    }
+    in_mount_namespace(
+        "resizes::next_driver_reports_grant_that_killed_one_recorded",
+        || {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let live = runtime.block_on(LiveNode::start());
+            let (base, companion, beside, beyond) = (1, FIRST_COMPANION, 2, 3);
+            for (number, memory) in [(base, "40Gi"), (beside, "8Gi"), (beyond, "20Gi")] {
+                live.api.put_claim(&claim(number, &[Share(0, memory, "0")]));
+            }
+            live.prepare_now(base);
+            let layout = live.node.layout();
+            let held_gib = || {
+                let store = RecordStore::new(layout.claims());
+                match store.load(&claim_ref(base).uid).unwrap() {
+                    Loaded::Present(record) => {
+                        record.devices[0].share().unwrap().held().memory_bytes / GIB
+                    }
+                    other => panic!("the record is {other:?}"),
+                }
+            };
+            let limit_gib = || {
+                let share = ShareId::parse(&share_id(base, 0)).unwrap();
+                let page = Page::open(&layout.limits(&claim_ref(base).uid, &share)).unwrap();
+                page.limits().memory_limit_bytes.unwrap() / GIB
+            };
+            let name = format!("claim-{companion}");
+            let reason = || {
+                let condition = live.api.condition(&name, "Granted")?;
+                Some(condition["reason"].as_str()?.to_owned())
+            };
+            let kill_after_record = |gib: u64, expected: &str| {
+                let before = reason();
+                poll(|| Ok((held_gib() == gib).then_some(()))).unwrap();
+                assert!(live.kill_driver(|| {
+                    assert_eq!(reason(), before, "the report came before the kill");
+                    assert_eq!(held_gib(), gib);
+                    live.api.fail_statuses(0);
+                }));
+                poll(|| Ok((reason().as_deref() == Some(expected)).then_some(()))).unwrap();
+                assert_eq!((held_gib(), limit_gib()), (gib, gib));
+            };
+
+            live.api.fail_statuses(usize::MAX);
+            let granted = companion_of(base, 0, companion, 30);
+            live.api.put_claim_json(&granted);
+            kill_after_record(70, "Granted");
+            // Of 78 GiB, 8 are free.
+            live.prepare_now(beside);
+            let error = live.prepare_error_now(beyond);
+            assert!(error.contains("memory"), "{error}");
+
+            live.api.fail_statuses(usize::MAX);
+            live.api.edit_claim(&name, |claim| {
+                claim["metadata"]["deletionTimestamp"] = json!("2026-11-29T00:00:00Z");
+            });
+            kill_after_record(40, "Released");
+            live.api.remove_claim(&name);
+            live.prepare_now(beyond);
+        },
+    );
 }
