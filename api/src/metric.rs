@@ -216,6 +216,8 @@ pub mod driver {
                 "Part of its guarantee that the share lends to others; absent without memory.lendIdle of its class.";
             SHARE_SUSPENDED_BYTES = "drava_share_suspended_bytes" Gauge ["namespace", "claim", "share"]
                 "GPU memory of the processes of a suspended share, which waits in host memory; absent while the share runs.";
+            SHARE_SUSPENDED_SECONDS = "drava_share_suspended_seconds" Gauge ["namespace", "claim", "share"]
+                "Time since the GPU memory of a suspended share is free for others; absent while the share runs.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory charged to the share by libvgpu.";
             SHARE_MEMORY_PEAK_BYTES = "drava_share_memory_peak_bytes" Gauge ["namespace", "claim", "share"]

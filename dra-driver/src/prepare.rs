@@ -204,6 +204,9 @@ pub struct Suspension {
     /// Boot of the node in which it began; empty in records of older builds.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
+    /// When the GPU was free, seconds since the epoch; 0 before, and in records of older builds.
+    #[serde(default)]
+    pub free_since: u64,
 }
 
 /// Phase of a suspension.
@@ -305,6 +308,14 @@ impl Share {
             cores: held.cores.saturating_sub(self.cores),
             slots: held.slots,
         }
+    }
+
+    /// Returns since when it uses nothing of its GPU, seconds since the epoch; `None` while it does, and for records of older builds.
+    #[must_use]
+    pub fn suspended_since(&self) -> Option<u64> {
+        let suspension = self.suspension.as_ref()?;
+        let is_known = suspension.phase == Phase::Suspended && suspension.free_since > 0;
+        is_known.then_some(suspension.free_since)
     }
 
     fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {

@@ -196,6 +196,7 @@ fn decide_running(seen: &Seen) -> Step {
             bytes: 0,
             millis: 0,
             boot_id: seen.look.boot_id.clone(),
+            free_since: 0,
         }),
     }
 }
@@ -284,6 +285,7 @@ fn resume(seen: &Seen) -> Step {
             bytes: 0,
             millis: 0,
             boot_id: String::new(),
+            free_since: 0,
         }),
         false => Step::Unlock(locked),
     }
@@ -315,6 +317,7 @@ impl Seen {
                 bytes: 0,
                 millis: 0,
                 boot_id: String::new(),
+                free_since: 0,
             },
         })
     }

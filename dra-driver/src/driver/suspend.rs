@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drava_api::condition::ConditionReason;
 use drava_api::config;
@@ -436,6 +436,8 @@ impl<E: Effects> Task<E> {
                         Phase::Suspended if begins => {
                             let millis = u64::try_from(since.elapsed().as_millis());
                             suspension.millis = millis.unwrap_or(u64::MAX);
+                            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                            suspension.free_since = now.map_or(0, |now| now.as_secs());
                         }
                         _ => {}
                     }

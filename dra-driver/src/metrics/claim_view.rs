@@ -20,7 +20,7 @@ use crate::kubelet::claims::{ClaimService, blocking};
 use crate::node::claim::{ClaimRef, ClaimUid, ShareId};
 use crate::prepare::effects::Effects;
 use crate::prepare::record::{ClaimRecord, Loaded, RecordChanges, RecordError};
-use crate::prepare::{Access, Prepared};
+use crate::prepare::{Access, Prepared, Share};
 use crate::report::pods::{self, PodRef, reserving_pods};
 
 /// Time between two checks whether claims were prepared or unprepared.
@@ -72,6 +72,8 @@ pub struct DeviceEntry {
     pub access: DeviceAccess,
     /// GPU memory that a suspended share had, bytes; `None` while the share is not suspended.
     pub suspended_bytes: Option<u64>,
+    /// Since when, seconds since the epoch; `None` also if that is not recorded.
+    pub suspended_since: Option<u64>,
 }
 
 /// Access of a claim to a device.
@@ -202,10 +204,8 @@ fn entry(record: &ClaimRecord) -> ClaimEntry {
             Access::Partition(_) => DeviceAccess::Partition,
             Access::Admin => DeviceAccess::Admin,
         },
-        suspended_bytes: match &prepared.access {
-            Access::Share(share) => share.suspended_bytes(),
-            Access::Whole | Access::Partition(_) | Access::Admin => None,
-        },
+        suspended_bytes: prepared.share().and_then(Share::suspended_bytes),
+        suspended_since: prepared.share().and_then(Share::suspended_since),
     };
     ClaimEntry {
         claim: record.claim.clone(),

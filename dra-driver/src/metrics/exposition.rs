@@ -269,6 +269,17 @@ impl Snapshot {
             })
         });
         metric::SHARE_SUSPENDED_BYTES.encode(encoder, suspended)?;
+        let now = self.now.unix_seconds;
+        let suspended = self.claims.iter().flat_map(|entry| {
+            let ClaimRef {
+                namespace, name, ..
+            } = &entry.claim;
+            entry.devices.iter().filter_map(move |device| {
+                let labels = [namespace.as_str(), name, access(device).1];
+                Some((labels, (now - device.suspended_since? as f64).max(0.0)))
+            })
+        });
+        metric::SHARE_SUSPENDED_SECONDS.encode(encoder, suspended)?;
         let pods = self.claims.iter().flat_map(|entry| {
             let ClaimRef {
                 namespace, name, ..

@@ -27,6 +27,7 @@ fn suspension(phase: Phase, pids: &[u32]) -> Suspension {
         bytes: 0,
         millis: 0,
         boot_id: String::new(),
+        free_since: 0,
     }
 }
 

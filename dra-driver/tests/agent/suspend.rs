@@ -534,6 +534,7 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
             bytes: 0,
             millis: 0,
             boot_id: String::new(),
+            free_since: 0,
         });
     };
     fixture.node.node.change_record(CLAIM, change).unwrap();

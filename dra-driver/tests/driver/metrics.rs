@@ -94,6 +94,7 @@ fn snapshot() -> Snapshot {
             gpu: GPU_UUIDS[0].to_owned(),
             access: DeviceAccess::Share(share),
             suspended_bytes: Some(6 << 30),
+            suspended_since: Some(1940),
         }],
         pods: BTreeSet::from(["a".to_owned(), "b".to_owned()]),
         containers: BTreeMap::from([("a".to_owned(), vec![container("app", &[])])]),
@@ -244,6 +245,7 @@ fn converts_values_to_base_units() {
         (table::SHARE_MEMORY_DENIALS, 7.0),
         (table::SHARE_LAST_ACTIVITY_TIMESTAMP_SECONDS, 1990.0),
         (table::SHARE_IDLE_SECONDS, 30.0),
+        (table::SHARE_SUSPENDED_SECONDS, 60.0),
     ] {
         assert_eq!(values(&text, &metric), [expected], "{}", metric.name);
     }
@@ -273,6 +275,7 @@ fn shows_devices_of_each_container() {
         gpu: GPU_UUIDS[1].to_owned(),
         access: DeviceAccess::Whole,
         suspended_bytes: None,
+        suspended_since: None,
     });
     let containers = [container("all", &[]), container("some", &["whole"])];
     claim.containers = BTreeMap::from([("a".to_owned(), containers.to_vec())]);

@@ -68,6 +68,7 @@ fn suspend(claim: &mut (ClaimRef, Vec<Prepared>), phase: Phase) {
         bytes: 0,
         millis: 0,
         boot_id: String::new(),
+        free_since: 0,
     });
 }
 

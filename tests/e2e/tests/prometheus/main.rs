@@ -60,12 +60,13 @@ fn set_aliases(cluster: &TestCluster, enabled: bool) -> Result<()> {
 
 /// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, lends, is spatial or suspended; the
 /// driver's own tests check them.
-const OF_FEW_SHARES: [&str; 5] = [
+const OF_FEW_SHARES: [&str; 6] = [
     "drava_share_violation_info",
     "drava_share_burst_bytes",
     "drava_share_lent_bytes",
     "drava_share_multiprocessors_ratio",
     "drava_share_suspended_bytes",
+    "drava_share_suspended_seconds",
 ];
 
 /// Creates a quota of the namespace that its pods use up, a pod that uses its GPU, and one that is pending.
