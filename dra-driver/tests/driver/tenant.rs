@@ -373,8 +373,13 @@ impl Drop for MpsDaemons {
 }
 
 impl Node {
-    /// Starts a node driver. A directory takes the place of the cgroups of this mount namespace.
+    /// Starts a node driver on a machine with one B200 and driver 615.
     async fn start() -> Self {
+        Self::start_with(|| b200(Path::new(CGROUPS), "dmem"), &[]).await
+    }
+
+    /// Starts a node driver with these variables. A directory takes the place of the cgroups of this mount namespace.
+    async fn start_with(machine: impl FnOnce() -> Machine, variables: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let cgroups = directory.path().join("cgroups");
         fs::create_dir_all(cgroups.join("kubepods/pod")).unwrap();
@@ -393,17 +398,17 @@ impl Node {
         let bundle = directory.path().join("bundle");
         fs::create_dir_all(bundle.join("rootfs")).unwrap();
         // What an image or a pod sets has no part in the limit.
-        let variables = json!(["DRAVA_MEMORY_LIMIT=1Ti", "SHARE=b", "CLAIM=b"]);
-        let content = json!({"root": {"path": "rootfs"}, "process": {"env": variables}});
+        let image = json!(["DRAVA_MEMORY_LIMIT=1Ti", "SHARE=b", "CLAIM=b"]);
+        let content = json!({"root": {"path": "rootfs"}, "process": {"env": image}});
         fs::write(bundle.join("config.json"), content.to_string()).unwrap();
 
-        let machine = b200(Path::new(CGROUPS), "dmem");
+        let machine = machine();
         let mut node = TestNode::new();
         node.paths.driver_root_mount = machine.root().to_owned();
         fs::copy(hook(), node.paths.artifacts_dir.join("drava-cdi-hook")).unwrap();
         let kubelet = FakeKubelet::start(&node.paths.kubelet_dir).unwrap();
         let api = ApiServer::start(NODE).await;
-        let driver = DriverProcess::start(&node, &api, &[]);
+        let driver = DriverProcess::start(&node, &api, variables);
         let plugin = kubelet.register("gpu.drava.dev").await.unwrap();
         driver.await_ready().await;
         Self {

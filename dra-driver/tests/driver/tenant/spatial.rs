@@ -2,21 +2,32 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
+use gpu_tenants::library;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use serde_json::{Value, json};
+use simulator_machine::description::H100X2;
+use simulator_machine::testing::Machine;
 
-use super::{Attack, Node, fails, has_no_effect, held, in_runtime};
+use super::{Attack, CGROUPS, Container, Node, fails, has_no_effect, held, in_runtime, json_of};
 use crate::api_server::eventually;
 use crate::cluster::kubelet_claim;
-use crate::driver_limits::SHARE_BYTES;
+use crate::driver_limits::{SHARE_BYTES, b200};
 use crate::fixture::Allocated::Share;
 use crate::fixture::{claim_with, config};
 
 const SPATIAL_TEST: &str = "tenant::spatial::root_of_a_container_redirects_no_spatial_share";
 
 const REMOVAL_TEST: &str = "tenant::spatial::removed_files_hide_no_process";
+
+const OLD_RELEASE_TEST: &str = "tenant::spatial::daemon_of_driver_580_has_the_usual_interface";
+
+const NEW_RELEASE_TEST: &str = "tenant::spatial::daemon_of_driver_615_has_the_usual_interface";
+
+const KILL_TEST: &str =
+    "tenant::spatial::client_beyond_its_limit_is_killed_and_its_neighbor_goes_on";
 
 const BESIDE_TEST: &str = "tenant::spatial::container_with_spatial_claim_has_no_other_one";
 
@@ -235,6 +246,142 @@ fn removed_files_hide_no_process() {
         for process in [pid].into_iter().chain(servers) {
             assert!(has_ended(&process), "{process}");
         }
+    });
+}
+
+/// Since driver 615 MPS has another interface, v3, which a variable selects. The node driver uses that of all releases.
+async fn check_interface(machine: impl FnOnce() -> Machine, all: u64) {
+    let node = Node::start_with(machine, &[("CUDA_MPS_PROTOCOL_VERSION", "3")]).await;
+    let class = json!({"computePolicy": "spatial", "memory": {"enforcement": "library"}});
+    let edits = node.prepare(1, "50", &class).await;
+    let mut tenant = node.container(&edits, "/kubepods/pod/one");
+    let seen = json_of(&tenant.run("$PROBE info --output json").0);
+    assert_eq!(seen["devices"][0]["multiprocessors"], all / 2);
+    let gpu = node.machine.gpu(0).unwrap().uuid;
+    let record = node.node.layout().mps_gpu(&gpu).join("daemon.json");
+    let (_, servers) = daemon_and_servers(&fs::read_to_string(&record).unwrap());
+    let server = &servers[0];
+    // The commands that the node driver gives, in an environment that selects the other interface.
+    let script = format!(
+        "export CUDA_MPS_PROTOCOL_VERSION=3; file=$(mktemp); $PROBE alloc --mib 1 --hold 600 > $file & \
+         until grep -q ^allocated $file; do sleep 0.02; done; echo get_server_list | $CONTROL; \
+         echo get_server_status {server} | $CONTROL; echo get_client_list {server} | $CONTROL; \
+         echo terminate_client {server} $! | $CONTROL; kill -KILL $!"
+    );
+    let (output, _) = tenant.run(&script);
+    let answers: Vec<&str> = output.split_whitespace().collect();
+    let [listed, status, client, terminated] = answers[..] else {
+        panic!("{output}")
+    };
+    assert_eq!((listed, status, terminated), (&**server, "ACTIVE", "0"));
+    assert!(client.parse::<u32>().is_ok(), "{output}");
+}
+
+#[test]
+fn daemon_of_driver_580_has_the_usual_interface() {
+    in_runtime(OLD_RELEASE_TEST, async {
+        check_interface(|| Machine::start(H100X2).unwrap(), 132).await;
+    });
+}
+
+#[test]
+fn daemon_of_driver_615_has_the_usual_interface() {
+    in_runtime(NEW_RELEASE_TEST, async {
+        check_interface(|| b200(Path::new(CGROUPS), "dmem"), ALL).await;
+    });
+}
+
+/// The programs of the claim are without libvgpu, as static ones: one has more memory than its share, another a kernel without end. A
+/// client that ends in the middle of a kernel makes those of its neighbors fail.
+#[test]
+fn client_beyond_its_limit_is_killed_and_its_neighbor_goes_on() {
+    in_runtime(KILL_TEST, async {
+        let node = Node::start().await;
+        let class = json!({
+            "computePolicy": "spatial", "enforcement": "required", "memory": {"enforcement": "library"},
+        });
+        let one = node.prepare(1, "50", &class).await;
+        let two = node.prepare(2, "50", &class).await;
+        let mut tenant = node.container(&one, "/kubepods/pod/one");
+        let mut neighbor = node.container(&two, "/kubepods/pod/two");
+        let library = library::shipped().unwrap().display().to_string();
+        // Of the programs of both containers, in the background.
+        let start = |container: &mut Container, name: &str, preload: &str, arguments: &str| {
+            let file = node.directory.path().join(name).display().to_string();
+            let program = format!("LD_PRELOAD='{preload}' $PROBE {arguments}");
+            container.run(&format!("( {program}; echo STATUS $? ) > {file} 2>&1 &"));
+            file
+        };
+        let output = |file: &str| fs::read_to_string(file).unwrap_or_default();
+        let train = start(&mut neighbor, "train", &library, "train --mib 64");
+        eventually("the neighbor", || {
+            output(&train).contains("started").then_some(())
+        })
+        .await;
+        let stuck = "launch --ms 600000 --blocks 8";
+        let stuck = start(&mut tenant, "stuck", "", stuck);
+        let greedy = "alloc --mib 9000 --hold 600";
+        let greedy = start(&mut tenant, "greedy", "", greedy);
+        let gpu = node.machine.gpu(0).unwrap().uuid;
+        let record = node.node.layout().mps_gpu(&gpu).join("daemon.json");
+        let daemon = fs::read_to_string(&record).unwrap();
+        let (_, servers) = daemon_and_servers(&daemon);
+        let [server] = &servers[..] else {
+            panic!("several servers: {servers:?}")
+        };
+        let mut clients = || {
+            let list = format!("echo get_client_list {server} | $CONTROL");
+            neighbor.run(&list).0.split_whitespace().count()
+        };
+        eventually("the clients", || (clients() == 3).then_some(())).await;
+        eventually("a kernel and the memory", || {
+            let processes = node.machine.gpu(0).unwrap().processes;
+            let has_kernel = processes.iter().filter(|one| one.busy_nanos > 0).count() == 2;
+            let has_memory = processes.iter().any(|one| one.used_bytes > SHARE_BYTES);
+            (has_kernel && has_memory).then_some(())
+        })
+        .await;
+
+        eventually("the end of both programs", || {
+            let ended = [&stuck, &greedy].map(|file| output(file).contains("STATUS"));
+            (ended == [true; 2]).then_some(())
+        })
+        .await;
+        assert!(output(&greedy).contains("allocated 9000 MiB"));
+        for file in [&stuck, &greedy] {
+            let output = output(file);
+            assert!(output.contains("STATUS 137"), "{output}");
+        }
+        let log = fs::read_to_string(record.with_file_name("log").join("control.log")).unwrap();
+        assert!(log.contains("terminate_client"), "{log}");
+        let killed = eventually("the event", || {
+            let mut events = node.api.events_with_kind().into_iter();
+            events.find(|(reason, _, kind)| kind == "ResourceClaim" && reason == "ProcessKilled")
+        })
+        .await;
+        assert!(killed.1.contains("enforcement: required"), "{killed:?}");
+
+        let kernels = |text: &str| {
+            let lines = text.lines().rev();
+            let mut events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let checked = events.find(|event| event["event"] == "checked");
+            checked.map_or(0, |event| {
+                assert_eq!(event["wrongBlocks"], 0, "{event}");
+                event["kernels"].as_u64().unwrap()
+            })
+        };
+        let before = kernels(&output(&train));
+        eventually("further kernels of the neighbor", || {
+            let text = output(&train);
+            assert!(!text.contains("STATUS"), "{text}");
+            (kernels(&text) > before).then_some(())
+        })
+        .await;
+        assert_eq!(clients(), 1);
+        assert_eq!(fs::read_to_string(&record).unwrap(), daemon);
+        assert_eq!(daemon_and_servers(&daemon).1, servers);
+        let faults = "drava_mps_faults_total{part=\"server\"} 0.0\n";
+        node.driver.await_metrics(faults).await;
     });
 }
 
