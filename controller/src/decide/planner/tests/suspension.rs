@@ -661,17 +661,54 @@ fn intent_that_cannot_be_written_is_not_tried_again() {
     add_suspendable(&mut cluster, "low", "60Gi", 0);
     cluster.add_pod_of_priority("urgent", "60Gi", 10);
     cluster.settle();
-    assert_eq!(cluster.suspensions.len(), 1);
+    assert_eq!(reject_intent(&mut cluster), "low");
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    assert_eq!(cluster.evict(), ["low for urgent"]);
+}
+
+/// The API server rejects the intent of the only share that is to be suspended.
+fn reject_intent(cluster: &mut TestCluster) -> String {
+    let [write] = &cluster.suspensions[..] else {
+        panic!("{} intents", cluster.suspensions.len())
+    };
+    let name = write.claim.metadata.name.clone().unwrap();
     cluster.suspensions.clear();
     let rejected = SuspensionOutcome {
-        key: ("default".to_owned(), "low".to_owned()),
+        key: ("default".to_owned(), name.clone()),
         claim: None,
         is_written: false,
     };
     cluster.planner.suspension_written(rejected, cluster.now);
+    name
+}
+
+#[test]
+fn share_whose_intent_was_rejected_is_not_tried_for_other_pods() {
+    let mut cluster = TestCluster::new(&["n1"]);
+    add_suspendable(&mut cluster, "low", "60Gi", 0);
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    assert_eq!(reject_intent(&mut cluster), "low");
+    cluster.delete_pod("urgent");
+    cluster.add_pod_of_priority("second", "60Gi", 10);
     cluster.settle();
     assert!(cluster.suspensions.is_empty());
-    assert_eq!(cluster.evict(), ["low for urgent"]);
+    assert_eq!(cluster.evict(), ["low for second"]);
+}
+
+#[test]
+fn pod_tries_no_other_share_after_a_rejected_intent() {
+    let mut cluster = TestCluster::new(&["n1", "n2"]);
+    for name in ["one", "two"] {
+        add_suspendable(&mut cluster, name, "60Gi", 0);
+    }
+    cluster.add_pod_of_priority("urgent", "60Gi", 10);
+    cluster.settle();
+    reject_intent(&mut cluster);
+    cluster.settle();
+    assert!(cluster.suspensions.is_empty());
+    assert_eq!(cluster.evict().len(), 1);
 }
 
 #[test]
