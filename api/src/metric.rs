@@ -372,6 +372,8 @@ pub mod controller {
                 "Finished allocation jobs: allocated or failed.";
             QUOTA_USED = "drava_quota_used" Gauge ["quota", "resource"]
                 "Amount of a GpuQuota that is allocated or reserved: memory in bytes, cores in percent of GPU time, devices.";
+            QUOTA_SUSPENDED = "drava_quota_suspended" Gauge ["quota", "resource"]
+                "Used amount of suspended shares, which get it back when they are resumed, in the unit of drava_quota_used.";
             QUOTA_LIMIT = "drava_quota_limit" Gauge ["quota", "resource"]
                 "Limit of a GpuQuota, in the unit of drava_quota_used; absent without a limit.";
             QUOTA_GUARANTEE = "drava_quota_guarantee" Gauge ["quota", "resource"]

@@ -140,6 +140,9 @@ pub struct GpuQuotaStatus {
     /// Amounts that are allocated, are being written, or are reserved for a pod.
     #[serde(default)]
     pub used: QuotaAmounts,
+    /// Used amounts of suspended shares, which get them back when they are resumed.
+    #[serde(default)]
+    pub suspended: QuotaAmounts,
     /// Used amounts beyond the guarantee, for the resources with a guarantee.
     #[serde(default)]
     pub borrowed: QuotaAmounts,

@@ -132,8 +132,8 @@ enum Command {
     Gangs,
     /// Show what the namespaces use of their GpuQuotas.
     ///
-    /// CORES is percent of the GPU time of one GPU. BORROWED is the usage beyond the guarantee, which pods within their own
-    /// guarantee take back.
+    /// CORES is percent of the GPU time of one GPU. SUSPENDED is the part of the usage that suspended shares have. BORROWED is the
+    /// usage beyond the guarantee, which pods within their own guarantee take back.
     #[command(
         after_help = "Examples:\n  kubectl drava quota\n  kubectl drava quota team-a -o yaml"
     )]

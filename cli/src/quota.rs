@@ -29,6 +29,8 @@ struct Resource {
     kind: QuotaResource,
     resource: &'static str,
     used: u64,
+    /// Part of it that suspended shares have.
+    suspended: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     guarantee: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,6 +88,7 @@ fn report(quota: &QuotaUse<'_>) -> Report {
         kind,
         resource: kind.as_str(),
         used: units(quota.used.get(kind)),
+        suspended: units(quota.suspended.get(kind)),
         guarantee: quota.spec.guarantee(kind).map(units),
         borrowed: quota.borrowed(kind).map(units),
         limit: quota.spec.limit(kind).map(units),
@@ -107,6 +110,7 @@ pub(crate) fn text(reports: &[Report]) -> String {
         "QUOTA",
         "RESOURCE",
         "USED",
+        "SUSPENDED",
         "GUARANTEE",
         "BORROWED",
         "LIMIT",
@@ -126,6 +130,7 @@ pub(crate) fn text(reports: &[Report]) -> String {
                 report.quota.clone(),
                 resource.resource.to_owned(),
                 cell(Some(resource.used)),
+                cell(Some(resource.suspended)),
                 cell(resource.guarantee),
                 cell(resource.borrowed),
                 cell(resource.limit),
@@ -171,13 +176,13 @@ mod tests {
         assert_eq!(
             text(&reports),
             "\
-QUOTA    RESOURCE   USED      GUARANTEE   BORROWED   LIMIT     FREE     NAMESPACES
-team-a   memory     104 GiB   100 GiB     4 GiB      120 GiB   16 GiB   default
-team-a   cores      130%      –           –          –         –        default
-team-a   devices    3         3           0          –         –        default
-unused   memory     0 B       –           –          –         –        x, y
-unused   cores      0%        –           –          2000%     2000%    x, y
-unused   devices    0         –           –          –         –        x, y
+QUOTA    RESOURCE   USED      SUSPENDED   GUARANTEE   BORROWED   LIMIT     FREE     NAMESPACES
+team-a   memory     104 GiB   0 B         100 GiB     4 GiB      120 GiB   16 GiB   default
+team-a   cores      130%      0%          –           –          –         –        default
+team-a   devices    3         0           3           0          –         –        default
+unused   memory     0 B       0 B         –           –          –         –        x, y
+unused   cores      0%        0%          –           –          2000%     2000%    x, y
+unused   devices    0         0           –           –          –         –        x, y
 "
         );
     }
@@ -190,7 +195,7 @@ unused   devices    0         –           –          –         –        
         assert_eq!(
             value,
             json!({
-                "resource": "memory", "used": 104_u64 << 30, "guarantee": 100_u64 << 30, "borrowed": 4_u64 << 30,
+                "resource": "memory", "used": 104_u64 << 30, "suspended": 0, "guarantee": 100_u64 << 30, "borrowed": 4_u64 << 30,
                 "limit": 120_u64 << 30, "free": 16_u64 << 30,
             })
         );

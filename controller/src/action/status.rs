@@ -48,7 +48,7 @@ impl Reported for GpuQuota {
     /// Absent amounts are removed.
     fn patch(status: &Self::Status) -> Value {
         let mut patch = json!(status);
-        for amounts in ["used", "borrowed", "free"] {
+        for amounts in ["used", "suspended", "borrowed", "free"] {
             if let Some(amounts) = patch.get_mut(amounts).and_then(Value::as_object_mut) {
                 for resource in QuotaResource::ALL {
                     amounts.entry(resource.as_str()).or_insert(Value::Null);

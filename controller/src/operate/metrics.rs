@@ -112,6 +112,8 @@ pub struct QuotaMetrics {
     pub name: String,
     /// Used amounts.
     pub used: BTreeMap<QuotaResource, f64>,
+    /// Used amounts of suspended shares.
+    pub suspended: BTreeMap<QuotaResource, f64>,
     /// Limits.
     pub limit: BTreeMap<QuotaResource, f64>,
     /// Guarantees.
@@ -457,8 +459,9 @@ impl ClusterMetrics {
 
     fn encode_quotas(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         type Amounts = fn(&QuotaMetrics) -> &BTreeMap<QuotaResource, f64>;
-        let metrics: [(&Metric, Amounts); 4] = [
+        let metrics: [(&Metric, Amounts); 5] = [
             (&table::QUOTA_USED, |quota| &quota.used),
+            (&table::QUOTA_SUSPENDED, |quota| &quota.suspended),
             (&table::QUOTA_LIMIT, |quota| &quota.limit),
             (&table::QUOTA_GUARANTEE, |quota| &quota.guarantee),
             (&table::QUOTA_BORROWED, |quota| &quota.borrowed),

@@ -30,7 +30,42 @@ pub(super) struct Quotas {
     /// Charges of claims that are presumed gone and have not changed since. No sum contains them.
     lifted: BTreeMap<ObjectKey, Vec<DeviceCharge>>,
     /// Sums of the charges by namespace and model.
-    sums: BTreeMap<String, BTreeMap<Model, Charge>>,
+    sums: BTreeMap<String, BTreeMap<Model, Sum>>,
+}
+
+/// A sum of charges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Sum {
+    used: Charge,
+    /// Part of it that suspended shares have.
+    suspended: Charge,
+}
+
+impl Sum {
+    fn of(charged: &DeviceCharge) -> Self {
+        let is_suspended = matches!(charged.access, DeviceAccess::Suspended(_));
+        Self {
+            used: charged.charge,
+            suspended: match is_suspended {
+                true => charged.charge,
+                false => Charge::default(),
+            },
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            used: self.used + other.used,
+            suspended: self.suspended + other.suspended,
+        }
+    }
+
+    fn negative(self) -> Self {
+        Self {
+            used: Charge::default() - self.used,
+            suspended: Charge::default() - self.suspended,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -38,7 +73,7 @@ struct Quota {
     spec: GpuQuotaSpec,
     /// Namespaces that the quota covers.
     namespaces: BTreeSet<String>,
-    used: Charge,
+    sum: Sum,
 }
 
 /// Model of a device; `None` for a device that was never published, which every quota counts.
@@ -67,10 +102,10 @@ impl Quota {
     }
 
     /// Sums up the usage after a change of the quota.
-    fn recount(&mut self, sums: &BTreeMap<String, BTreeMap<Model, Charge>>) {
+    fn recount(&mut self, sums: &BTreeMap<String, BTreeMap<Model, Sum>>) {
         let sums = self.namespaces.iter().filter_map(|name| sums.get(name));
         let counted = sums.flatten().filter(|(model, _)| self.counts(model));
-        self.used = counted.fold(Charge::default(), |sum, (_, charge)| sum + *charge);
+        self.sum = counted.fold(Sum::default(), |sum, (_, counted)| sum.plus(*counted));
     }
 }
 
@@ -85,6 +120,8 @@ pub struct QuotaUse<'a> {
     pub namespaces: &'a BTreeSet<String>,
     /// What the namespaces use.
     pub used: Charge,
+    /// Part of it that suspended shares have: they get it back when they are resumed.
+    pub suspended: Charge,
 }
 
 impl QuotaUse<'_> {
@@ -141,7 +178,7 @@ impl Cluster {
         let mut quota = Quota {
             spec,
             namespaces,
-            used: Charge::default(),
+            sum: Sum::default(),
         };
         quota.recount(&self.quotas.sums);
         self.quotas.quotas.insert(name, quota);
@@ -208,7 +245,7 @@ impl Cluster {
         let sums = self.quotas.sums.iter().map(|(namespace, sums)| {
             let sum = sums
                 .values()
-                .fold(Charge::default(), |sum, charge| sum + *charge);
+                .fold(Charge::default(), |all, sum| all + sum.used);
             (namespace.as_str(), sum)
         });
         sums.filter(|(_, sum)| *sum != Charge::default())
@@ -228,7 +265,8 @@ impl Cluster {
             name,
             spec: &quota.spec,
             namespaces: &quota.namespaces,
-            used: quota.used,
+            used: quota.sum.used,
+            suspended: quota.sum.suspended,
         })
     }
 
@@ -246,7 +284,7 @@ impl Cluster {
         let budgets = covering.map(|(name, quota)| Budget {
             name,
             spec: &quota.spec,
-            used: quota.used,
+            used: quota.sum.used,
         });
         budgets.collect()
     }
@@ -351,7 +389,7 @@ impl Cluster {
     pub fn keeps(&self, floors: &Floors) -> bool {
         floors.0.iter().all(|(name, resource, floor)| {
             let quota = self.quotas.quotas.get(name);
-            quota.is_none_or(|quota| quota.used.get(*resource) >= *floor)
+            quota.is_none_or(|quota| quota.sum.used.get(*resource) >= *floor)
         })
     }
 
@@ -447,10 +485,10 @@ impl Quotas {
     fn replace(&mut self, claim: &ObjectKey, charges: Vec<DeviceCharge>) -> Vec<DeviceCharge> {
         let before = self.charges.remove(claim).unwrap_or_default();
         for before in &before {
-            self.add(&claim.0, &before.model, Charge::default() - before.charge);
+            self.add(&claim.0, &before.model, Sum::of(before).negative());
         }
         for current in &charges {
-            self.add(&claim.0, &current.model, current.charge);
+            self.add(&claim.0, &current.model, Sum::of(current));
         }
         if !charges.is_empty() {
             self.charges.insert(claim.clone(), charges);
@@ -458,16 +496,17 @@ impl Quotas {
         before
     }
 
-    fn add(&mut self, namespace: &str, model: &Model, charge: Charge) {
+    fn add(&mut self, namespace: &str, model: &Model, added: Sum) {
         let sums = self.sums.entry(namespace.to_owned()).or_default();
-        *sums.entry(model.clone()).or_default() += charge;
-        sums.retain(|_, sum| !sum.devices.is_zero());
+        let of_model = sums.entry(model.clone()).or_default();
+        *of_model = of_model.plus(added);
+        sums.retain(|_, sum| !sum.used.devices.is_zero());
         if sums.is_empty() {
             self.sums.remove(namespace);
         }
         for quota in self.quotas.values_mut() {
             if quota.namespaces.contains(namespace) && quota.counts(model) {
-                quota.used += charge;
+                quota.sum = quota.sum.plus(added);
             }
         }
     }

@@ -4,7 +4,7 @@ use drava_api::config::{GpuPlacementPolicy, NodePlacementPolicy};
 use serde_json::json;
 
 use super::*;
-use crate::fixture::{cluster, node, pod_request, request, share, slices};
+use crate::fixture::{cluster, node, pod_request, quota, request, share, slices};
 use crate::placement::Policies;
 
 const POLICIES: Policies = Policies {
@@ -407,6 +407,38 @@ fn suspended(name: &str, version: u64, status: &str) -> ResourceClaim {
         .unwrap(),
     );
     claim
+}
+
+#[test]
+fn quota_has_what_suspended_shares_get_back() {
+    let mut cluster = cluster(&[("n1", &[80])]);
+    cluster.upsert_quota(&quota("q", &json!({"namespaces": ["default"]})));
+    let mut running = allocated("b", 1, &[("gpu-0-vgpu", "10Gi")]);
+    running.metadata.uid = Some("other".to_owned());
+    cluster.upsert_claim(&running);
+    let amounts = |cluster: &Cluster| {
+        let quotas = cluster.quotas().map(|quota| {
+            let memory = [quota.used, quota.suspended].map(|charge| charge.memory);
+            (memory, quota.suspended.devices)
+        });
+        quotas.collect::<Vec<_>>()
+    };
+    let gib = |gib: u64| Quantity::bytes(gib << 30);
+    for (version, status, suspended_gib) in [(5, "False", 0), (6, "True", 60), (7, "False", 0)] {
+        cluster.upsert_claim(&suspended("a", version, status));
+        let devices = Quantity::count(u64::from(suspended_gib > 0));
+        let expected = ([gib(70), gib(suspended_gib)], devices);
+        assert_eq!(amounts(&cluster), [expected], "{status}");
+    }
+    // Also a quota that was created later, and without the claim.
+    cluster.upsert_claim(&suspended("a", 8, "True"));
+    cluster.remove_quota("q");
+    cluster.upsert_quota(&quota("later", &json!({"namespaces": ["default"]})));
+    let expected = ([gib(70), gib(60)], Quantity::count(1));
+    assert_eq!(amounts(&cluster), [expected]);
+    cluster.remove_claim(&("default".to_owned(), "a".to_owned()));
+    let expected = ([gib(10), Quantity::ZERO], Quantity::ZERO);
+    assert_eq!(amounts(&cluster), [expected]);
 }
 
 #[test]

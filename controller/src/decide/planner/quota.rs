@@ -70,6 +70,7 @@ impl From<QuotaUse<'_>> for QuotaMetrics {
         Self {
             name: quota.name.to_owned(),
             used: amounts(&|resource| Some(quota.used.get(resource))),
+            suspended: amounts(&|resource| Some(quota.suspended.get(resource))),
             limit: amounts(&|resource| quota.spec.limit(resource)),
             guarantee: amounts(&|resource| quota.spec.guarantee(resource)),
             borrowed: amounts(&|resource| quota.borrowed(resource)),
@@ -93,6 +94,7 @@ fn status(quota: &QuotaUse<'_>, known: &GpuQuota, time: &Time) -> GpuQuotaStatus
         observed_generation: known.metadata.generation,
         namespaces: u32::try_from(quota.namespaces.len()).unwrap_or(u32::MAX),
         used: quota.used.amounts(),
+        suspended: quota.suspended.amounts(),
         borrowed: amounts(&|resource| quota.borrowed(resource)),
         free: amounts(&|resource| quota.free(resource)),
         conditions: vec![within_limit(quota, known, time)],

@@ -36,6 +36,7 @@ fn cluster() -> ClusterMetrics {
         quotas: vec![QuotaMetrics {
             name: "team-a".to_owned(),
             used: BTreeMap::from([(QuotaResource::Memory, 60.0)]),
+            suspended: BTreeMap::from([(QuotaResource::Memory, 25.0)]),
             limit: BTreeMap::from([(QuotaResource::Memory, 80.0)]),
             guarantee: BTreeMap::from([(QuotaResource::Memory, 40.0)]),
             borrowed: BTreeMap::from([(QuotaResource::Memory, 20.0)]),
@@ -133,6 +134,7 @@ fn encodes_every_metric_of_the_table() {
         "drava_controller_pending_pods{reason=\"Tainted\"} 0.0",
         "drava_device_capacity{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 80.0",
         "drava_device_allocated{node=\"n1\",device=\"gpu-0-vgpu\",capacity=\"memory\"} 8.0",
+        "drava_quota_suspended{quota=\"team-a\",resource=\"memory\"} 25.0",
         "drava_quota_borrowed{quota=\"team-a\",resource=\"memory\"} 20.0",
         "drava_namespace_allocated_memory_bytes{namespace=\"team-a\"} 60.0",
         "drava_namespace_allocated_gpus{namespace=\"team-a\"} 0.5",

@@ -56,7 +56,7 @@ impl TestCluster {
     }
 
     /// The API server executes the writes of statuses, and the watch delivers the result.
-    fn write_statuses(&mut self) -> usize {
+    pub(super) fn write_statuses(&mut self) -> usize {
         let updates = std::mem::take(&mut self.quota_statuses);
         for update in &updates {
             let mut quota = self.quotas[&update.name].clone();
@@ -386,6 +386,7 @@ fn writes_status_when_it_changes() {
             "observedGeneration": 1,
             "namespaces": 1,
             "used": {"memory": "10Gi", "cores": 0, "devices": 1},
+            "suspended": {"memory": "0", "cores": 0, "devices": 0},
             "borrowed": {"memory": "2Gi", "devices": 0},
             "free": {"memory": "30Gi"},
             "conditions": [{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drava_api::names;
+use drava_api::{Quantity, names};
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::json;
@@ -578,6 +578,15 @@ fn suspended_share_counts_against_quota() {
     assert!(cluster.settle().is_empty());
     let messages = cluster.messages_of("Pod/b").join("\n");
     assert!(messages.contains("QuotaExceeded"), "{messages}");
+    // The first is of the time before the suspension.
+    for _ in 0..2 {
+        assert_eq!(cluster.write_statuses(), 1);
+        cluster.advance(RETRY);
+        cluster.settle();
+    }
+    let status = cluster.quotas["q"].status.clone().unwrap();
+    let amounts = [status.used, status.suspended].map(|amounts| amounts.memory.unwrap());
+    assert_eq!(amounts, [Quantity::bytes(60 << 30); 2]);
 }
 
 #[test]

@@ -134,7 +134,7 @@ async fn replaces_all_amounts_of_same_version() {
                 "status": {
                     "observedGeneration": 3, "namespaces": 0, "conditions": [],
                     "used": {"memory": null, "cores": null, "devices": 1},
-                    "borrowed": none, "free": none,
+                    "suspended": none, "borrowed": none, "free": none,
                 },
             })
         )]
