@@ -68,8 +68,19 @@ fn ends_well(tenant: &Namespace<'_>, holder: Holder<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Returns a manifest with a pod of this priority class.
+fn with_priority(manifest: &str, class: &str) -> String {
+    let field = "terminationGracePeriodSeconds: 1\n";
+    manifest.replace(field, &format!("{field}  priorityClassName: {class}\n"))
+}
+
 fn suspended(tenant: &Namespace<'_>) -> Result<Option<Value>> {
-    let claim = tenant.claim_of("low")?;
+    suspended_of(tenant, "low")
+}
+
+/// Returns the condition of the claim of a pod.
+fn suspended_of(tenant: &Namespace<'_>, pod: &str) -> Result<Option<Value>> {
+    let claim = tenant.claim_of(pod)?;
     let claim = tenant.find("resourceclaim", &claim)?.context("no claim")?;
     let devices = claim["status"]["devices"].as_array();
     let conditions = devices.into_iter().flatten();
@@ -112,12 +123,15 @@ fn share_is_suspended_and_resumed() -> Result<()> {
         let top = cluster.drava(&["top", "-o", "wide"])?.success()?;
         ensure!(top.contains("(low, suspended)"), "{top}");
         wait("the metric of the suspended share", || {
-            let series = format!(
-                "drava_share_suspended_bytes{{namespace=\"{}\"",
-                tenant.name()
-            );
             let text = cluster.metrics("driver", DRIVER_PORT)?;
-            Ok(text.contains(&series).then_some(()))
+            let mut metrics = ["bytes", "seconds"].into_iter();
+            let has = |metric: &str| {
+                let namespace = tenant.name();
+                text.contains(&format!(
+                    "drava_share_suspended_{metric}{{namespace=\"{namespace}\""
+                ))
+            };
+            Ok(metrics.all(has).then_some(()))
         })?;
         // The owner of the claim cannot take the memory back.
         let claim = tenant.claim_of("low")?;
@@ -269,9 +283,7 @@ fn share_is_suspended_instead_of_evicted() -> Result<()> {
     std::thread::scope(|scope| -> Result<()> {
         let holder = hold(scope, &tenant)?;
         let urgent = pod_with_share("urgent", "vgpu.drava.dev", &format!("{{memory: {MOST}}}"));
-        let field = "terminationGracePeriodSeconds: 1\n";
-        let urgent = urgent.replace(field, &format!("{field}  priorityClassName: suspend-for\n"));
-        tenant.apply(&urgent)?;
+        tenant.apply(&with_priority(&urgent, "suspend-for"))?;
         tenant.running("urgent")?;
         let why = tenant.event("low", "ShareSuspended")?;
         ensure!(why.contains("urgent (priority 1000)"), "{why}");
@@ -298,4 +310,76 @@ fn share_is_suspended_instead_of_evicted() -> Result<()> {
         "another pod"
     );
     Ok(())
+}
+
+/// A PodDisruptionBudget that allows no eviction forbids no suspension: no pod ends. The share of the highest priority comes back first,
+/// whatever its age.
+#[test]
+fn shares_are_suspended_beside_a_budget_and_resumed_by_priority() -> Result<()> {
+    let cluster = TestCluster::attach()?;
+    let tenant = cluster.namespace("suspend-order")?;
+    for (name, value) in [("suspend-urgent", 1000), ("suspend-first", 10)] {
+        tenant.apply(&format!(
+            "{{apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {{name: {name}}}, value: {value}}}"
+        ))?;
+    }
+    tenant.apply(
+        "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: all}, spec: {minAvailable: 100, selector: {}}}",
+    )?;
+    let share = |name: &str, memory: &str| {
+        let capacity = format!("{{memory: {memory}}}");
+        pod_with_share(name, "vgpu.drava.dev", &capacity)
+    };
+    tenant.apply(&with_priority(&share("other", MOST), "suspend-urgent"))?;
+    tenant.running("other")?;
+    // Both are on the other GPU, and the older one has the lower priority.
+    let request = REQUEST.replace(MOST, "35Gi");
+    let lower = pod_with_request("lower", &request, CONFIG);
+    tenant.apply(&lower)?;
+    tenant.running("lower")?;
+    let low = pod_with_request("low", &request, CONFIG);
+    tenant.apply(&with_priority(&low, "suspend-first"))?;
+    tenant.running("low")?;
+    let reason = |pod: &str| -> Result<Option<String>> {
+        let condition = suspended_of(&tenant, pod)?;
+        let reason = condition.map(|condition| condition["reason"].as_str().map(str::to_owned));
+        Ok(reason.flatten())
+    };
+    let is = |pod: &str, expected: &str| -> Result<Option<()>> {
+        Ok((reason(pod)?.as_deref() == Some(expected)).then_some(()))
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let holder = hold(scope, &tenant)?;
+        tenant.apply(&with_priority(&share("urgent", "70Gi"), "suspend-urgent"))?;
+        tenant.running("urgent")?;
+        for pod in ["low", "lower"] {
+            ensure!(is(pod, "Suspended")?.is_some(), "{pod}: {:?}", reason(pod)?);
+            let pod = tenant.find("pod", pod)?.context("a pod was evicted")?;
+            ensure!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
+        }
+        // With the next pod there is room for one of them.
+        tenant.apply(&with_priority(&share("next", "35Gi"), "suspend-urgent"))?;
+        tenant.event("next", "InsufficientMemory")?;
+        tenant.delete_pods(&["urgent"])?;
+        tenant.running("next")?;
+        wait("the first share is resumed", || is("low", "Resumed"))?;
+        cluster.check_allocations()?;
+        let waiting = cluster.drava(&["-n", tenant.name(), "explain", "pod", "lower"])?;
+        let waiting = waiting.success()?;
+        ensure!(waiting.contains("is suspended"), "{waiting}");
+        ensure!(
+            is("lower", "Suspended")?.is_some(),
+            "{:?}",
+            reason("lower")?
+        );
+        ends_well(&tenant, holder)?;
+        ensure!(
+            is("lower", "Suspended")?.is_some(),
+            "{:?}",
+            reason("lower")?
+        );
+        tenant.delete_pods(&["next"])?;
+        wait("the second share is resumed", || is("lower", "Resumed"))?;
+        cluster.check_allocations()
+    })
 }
