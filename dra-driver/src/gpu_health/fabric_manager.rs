@@ -5,14 +5,16 @@
 //! of the fabric manager. A fabric manager in a container is a process of the node too. Virtual machines to which the host gives
 //! GPUs of its own fabric have no NVSwitches, and need no fabric manager.
 //!
-//! A process of a tenant with the name of the fabric manager hides the fault; it gets nothing by that.
+//! Only its name tells the fabric manager, which runs under any user, on the node or in a container. So a process of a tenant with that
+//! name hides the fault: programs on the node then fail with error 802, as they do without drava.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use drava_nvml::{ComputeCapability, FabricState, Sensor};
+use drava_nvml::{ComputeCapability, FabricState, Sensor, Status};
 
 use crate::node::process;
 
@@ -44,7 +46,8 @@ enum Presence {
 pub struct FabricManager {
     sysfs: PathBuf,
     proc_root: PathBuf,
-    found: Mutex<Option<(Instant, Presence)>>,
+    /// What was found last, and when; `None` where the node could not be read.
+    found: Mutex<Option<(Instant, Option<Presence>)>>,
 }
 
 impl FabricManager {
@@ -59,51 +62,65 @@ impl FabricManager {
     }
 
     /// Returns the registration of a GPU with its fabric: as NVML reports it, or by the fabric manager of a GPU of which NVML
-    /// reports none.
+    /// reports none. It has failed where the node cannot be read.
     pub fn fabric(
         &self,
         reported: &Sensor<FabricState>,
         capability: ComputeCapability,
     ) -> Sensor<FabricState> {
         match reported {
-            Sensor::Absent if reports_no_fabric(capability) => match self.presence() {
-                Presence::NotNeeded => Sensor::Absent,
-                Presence::Running(_) => Sensor::Value(FabricState::Completed),
-                Presence::Missing => Sensor::Value(FabricState::NotStarted),
-            },
+            Sensor::Absent if reports_no_fabric(capability) => {
+                match self.presence(Instant::now()) {
+                    Some(Presence::NotNeeded) => Sensor::Absent,
+                    Some(Presence::Running(_)) => Sensor::Value(FabricState::Completed),
+                    Some(Presence::Missing) => Sensor::Value(FabricState::NotStarted),
+                    None => Sensor::Failed(Status::NotFound),
+                }
+            }
             reported => reported.clone(),
         }
     }
 
-    fn presence(&self) -> Presence {
+    fn presence(&self, now: Instant) -> Option<Presence> {
         // The value is valid after a panic: it is replaced as a whole.
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        match *found {
-            Some((at, presence)) if at.elapsed() < VALID => presence,
-            before => {
-                let presence = self.find(before.map(|(_, presence)| presence));
-                *found = Some((Instant::now(), presence));
-                presence
+        let before = match *found {
+            Some((at, presence)) if now.duration_since(at) < VALID => return presence,
+            before => before.map(|(_, presence)| presence),
+        };
+        let presence = match self.find(before.flatten()) {
+            Ok(presence) => Some(presence),
+            Err(error) => {
+                // Once for a failure that lasts.
+                if before != Some(None) {
+                    tracing::warn!(%error, "cannot tell whether the fabric manager runs");
+                }
+                None
             }
-        }
+        };
+        *found = Some((now, presence));
+        presence
     }
 
     /// Looks for the process that was found before, then for NVSwitches, then at all processes.
-    fn find(&self, before: Option<Presence>) -> Presence {
+    fn find(&self, before: Option<Presence>) -> io::Result<Presence> {
         match before {
-            Some(Presence::Running(pid)) if self.is_manager(pid) => return Presence::Running(pid),
+            Some(Presence::Running(pid)) if self.is_manager(pid) => {
+                return Ok(Presence::Running(pid));
+            }
             _ => {}
         }
-        if !has_nvswitches(&self.sysfs) {
-            return Presence::NotNeeded;
+        if !has_nvswitches(&self.sysfs)? {
+            return Ok(Presence::NotNeeded);
         }
-        let processes = fs::read_dir(&self.proc_root)
-            .into_iter()
-            .flatten()
-            .flatten();
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let manager = pids.into_iter().find(|pid| self.is_manager(*pid));
-        manager.map_or(Presence::Missing, Presence::Running)
+        for entry in fs::read_dir(&self.proc_root)? {
+            let name = entry?.file_name();
+            let pid = name.to_str().and_then(|name| name.parse().ok());
+            if let Some(pid) = pid.filter(|pid| self.is_manager(*pid)) {
+                return Ok(Presence::Running(pid));
+            }
+        }
+        Ok(Presence::Missing)
     }
 
     fn is_manager(&self, pid: u32) -> bool {
@@ -122,15 +139,23 @@ const fn reports_no_fabric(capability: ComputeCapability) -> bool {
     )
 }
 
-fn has_nvswitches(sysfs: &Path) -> bool {
-    let devices = fs::read_dir(sysfs.join("bus/pci/devices"));
-    let mut devices = devices.into_iter().flatten().flatten();
-    devices.any(|device| {
+/// Returns whether a PCI device is an NVSwitch. A device that is removed meanwhile is none.
+fn has_nvswitches(sysfs: &Path) -> io::Result<bool> {
+    let devices = match fs::read_dir(sysfs.join("bus/pci/devices")) {
+        // A node without PCI.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        devices => devices?,
+    };
+    for device in devices {
+        let device = device?.path();
         let has = |name: &str, prefix: &str| {
-            fs::read_to_string(device.path().join(name)).is_ok_and(|text| text.starts_with(prefix))
+            fs::read_to_string(device.join(name)).is_ok_and(|text| text.starts_with(prefix))
         };
-        has("class", CLASS) && has("vendor", VENDOR)
-    })
+        if has("class", CLASS) && has("vendor", VENDOR) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]
@@ -141,6 +166,7 @@ mod tests {
 
     fn node() -> (tempfile::TempDir, FabricManager) {
         let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("proc")).unwrap();
         let manager = FabricManager::new(dir.path().join("sys"), dir.path().join("proc"));
         (dir, manager)
     }
@@ -164,27 +190,61 @@ mod tests {
     fn finds_process_of_fabric_manager() {
         let (dir, manager) = node();
         add_device(dir.path(), "0000:c4:00.0", "0x068000", "0x10de");
-        assert_eq!(manager.find(None), Presence::Missing);
+        assert_eq!(manager.find(None).unwrap(), Presence::Missing);
         set_process(dir.path(), 7, "nvidia-persiste", 'S');
         set_process(dir.path(), 8, "nv-fabricmanage", 'Z');
-        assert_eq!(manager.find(None), Presence::Missing);
+        assert_eq!(manager.find(None).unwrap(), Presence::Missing);
         set_process(dir.path(), 9, "nv-fabricmanage", 'S');
-        assert_eq!(manager.find(None), Presence::Running(9));
+        assert_eq!(manager.find(None).unwrap(), Presence::Running(9));
         set_process(dir.path(), 9, "nv-fabricmanage", 'Z');
         let before = Some(Presence::Running(9));
-        assert_eq!(manager.find(before), Presence::Missing);
+        assert_eq!(manager.find(before).unwrap(), Presence::Missing);
+        // Another process has its PID since.
+        set_process(dir.path(), 9, "sleep", 'S');
+        assert_eq!(manager.find(before).unwrap(), Presence::Missing);
+        set_process(dir.path(), 7, "nv-fabricmanage", 'S');
+        assert_eq!(manager.find(before).unwrap(), Presence::Running(7));
+    }
+
+    #[test]
+    fn node_that_cannot_be_read_tells_nothing() {
+        let (dir, manager) = node();
+        add_device(dir.path(), "0000:c4:00.0", "0x068000", "0x10de");
+        fs::remove_dir(dir.path().join("proc")).unwrap();
+        let failed = Sensor::Failed(Status::NotFound);
+        assert_eq!(manager.fabric(&Sensor::Absent, A100), failed);
+        let (dir, manager) = node();
+        let devices = dir.path().join("sys/bus/pci/devices");
+        fs::create_dir_all(devices.parent().unwrap()).unwrap();
+        fs::write(devices, "").unwrap();
+        assert_eq!(manager.fabric(&Sensor::Absent, A100), failed);
+    }
+
+    #[test]
+    fn looks_again_after_some_seconds() {
+        let (dir, manager) = node();
+        add_device(dir.path(), "0000:c4:00.0", "0x068000", "0x10de");
+        let now = Instant::now();
+        assert_eq!(manager.presence(now), Some(Presence::Missing));
+        set_process(dir.path(), 7, "nv-fabricmanage", 'S');
+        assert_eq!(manager.presence(now), Some(Presence::Missing));
+        let later = now + VALID;
+        assert_eq!(manager.presence(later), Some(Presence::Running(7)));
+        let absent = Sensor::Absent;
+        let completed = Sensor::Value(FabricState::Completed);
+        assert_eq!(manager.fabric(&absent, A100), completed);
     }
 
     #[test]
     fn needs_fabric_manager_for_nvswitches_only() {
         let (dir, manager) = node();
-        assert_eq!(manager.find(None), Presence::NotNeeded);
+        assert_eq!(manager.find(None).unwrap(), Presence::NotNeeded);
         // A GPU, and a bridge of another vendor.
         add_device(dir.path(), "0000:07:00.0", "0x030200", "0x10de");
         add_device(dir.path(), "0000:00:1f.0", "0x068000", "0x8086");
-        assert_eq!(manager.find(None), Presence::NotNeeded);
+        assert_eq!(manager.find(None).unwrap(), Presence::NotNeeded);
         add_device(dir.path(), "0000:c4:00.0", "0x068000", "0x10de");
-        assert_eq!(manager.find(None), Presence::Missing);
+        assert_eq!(manager.find(None).unwrap(), Presence::Missing);
     }
 
     #[test]
@@ -193,7 +253,11 @@ mod tests {
         add_device(dir.path(), "0000:c4:00.0", "0x068000", "0x10de");
         let absent = Sensor::Absent;
         let not_started = Sensor::Value(FabricState::NotStarted);
-        assert_eq!(manager.fabric(&absent, A100), not_started);
+        // DGX-2 has V100.
+        for (major, minor) in [(7, 0), (8, 0)] {
+            let chip = ComputeCapability { major, minor };
+            assert_eq!(manager.fabric(&absent, chip), not_started);
+        }
         let completed = Sensor::Value(FabricState::Completed);
         assert_eq!(manager.fabric(&completed, A100), completed);
         // GPUs of other chips of the node are not on NVSwitches, or NVML reports their fabric.

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{self, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -13,7 +13,7 @@ use simulator_machine::fabric_manager;
 use simulator_machine::kernel::Faults;
 use simulator_machine::mps;
 use simulator_machine::protocol::{GpuEvent, GpuIndex, MigRequest, ReportedValue};
-use simulator_machine::root::{DriverRoot, FABRIC_MANAGER, Files};
+use simulator_machine::root::{DriverRoot, Files};
 use simulator_machine::server::Server;
 
 /// A simulated machine with NVIDIA GPUs.
@@ -207,23 +207,41 @@ fn serve(arguments: &Serve) -> anyhow::Result<()> {
     if arguments.until_stdin_closes {
         server.stop_when_closed(&std::io::stdin())?;
     }
-    // It ends with its connection to this process.
-    let program = root.path().join("usr/bin").join(FABRIC_MANAGER);
     let manager = (arguments.fabric_manager && has_switches).then(|| {
-        let mut manager = process::Command::new(&program);
-        manager.stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+        let root = root.path().to_owned();
+        // The server answers it, in this thread.
+        std::thread::spawn(move || {
+            let started = fabric_manager::start(&root);
+            let mut manager = started.inspect_err(|_| stop_this_process())?;
+            announce();
+            // It ends with its connection to the server.
+            manager.wait().map(drop)
+        })
     });
-    manager
-        .transpose()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    // The parent may have closed the pipe.
-    let _ = writeln!(std::io::stdout(), "ready");
+    if manager.is_none() {
+        announce();
+    }
     server.run()?;
+    drop(server);
+    if let Some(Ok(managed)) = manager.map(std::thread::JoinHandle::join) {
+        managed.context("cannot start the fabric manager")?;
+    }
     if arguments.remove_root {
         // The server still holds the lock: no other daemon lays the root out.
         root.remove()?;
     }
     Ok(())
+}
+
+fn announce() {
+    // The parent may have closed the pipe.
+    let _ = writeln!(std::io::stdout(), "ready");
+}
+
+/// As SIGTERM does.
+fn stop_this_process() {
+    // A process may signal itself.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
 }
 
 fn ctl(root: &DriverRoot, command: CtlCommand) -> anyhow::Result<()> {

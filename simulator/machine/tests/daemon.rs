@@ -4,9 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::Context;
+use simulator_machine::client::Connection;
+use simulator_machine::protocol::{ClientKind, GpuIndex, Reply, Request};
+use simulator_machine::root::DriverRoot;
 
 const DAEMON: &str = env!("CARGO_BIN_EXE_simulator-machine");
 const T4: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/t4.yaml");
+const A100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/a100-80gbx8.yaml");
 const H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/machines/h100x2.yaml");
 
 fn serve(root: &std::path::Path, machine: &str) -> Command {
@@ -172,5 +176,25 @@ fn leaves_nothing_and_spares_directories_of_others() -> anyhow::Result<()> {
         .status()?;
     assert!(daemon.wait()?.success());
     assert_eq!(entries()?, [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn starts_fabric_manager_before_it_is_ready() -> anyhow::Result<()> {
+    const NOT_STARTED: Option<u8> = Some(1);
+    for (arguments, is_started) in [(&[][..], false), (&["--fabric-manager"], true)] {
+        let root = tempfile::tempdir()?;
+        let mut daemon = start_with(root.path(), A100, arguments)?;
+        let (mut library, _) = Connection::open(&DriverRoot::new(root.path()), ClientKind::Nvml)?;
+        let reply = library.request(&Request::GpuState { gpu: GpuIndex(0) })?;
+        let Reply::GpuState(state) = reply else {
+            anyhow::bail!("{reply:?}");
+        };
+        assert_eq!(state.fabric_state != NOT_STARTED, is_started);
+        Command::new("kill")
+            .args(["-TERM", &daemon.id().to_string()])
+            .status()?;
+        assert!(daemon.wait()?.success());
+    }
     Ok(())
 }

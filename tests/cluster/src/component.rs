@@ -226,6 +226,7 @@ fn simulator_machine() -> Vec<String> {
         format!("--machine={STATE_DIR}/machine.yaml"),
         format!("--root={SIMULATED_ROOT}"),
         format!("--libs={BUILD_DIR}"),
+        "--fabric-manager".into(),
     ]
 }
 

@@ -1,12 +1,11 @@
 //! A fabric manager for a test.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 
-use crate::root::FABRIC_MANAGER;
+use crate::fabric_manager;
 
 /// A running fabric manager. Dropping it kills the process.
 #[derive(Debug)]
@@ -14,17 +13,8 @@ pub struct FabricManager(Child);
 
 impl FabricManager {
     pub(super) fn start(root: &Path) -> anyhow::Result<Self> {
-        let mut process = Command::new(root.join("usr/bin").join(FABRIC_MANAGER))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the fabric manager")?;
-        let output = process.stdout.take().context("no standard output")?;
-        let manager = Self(process);
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        ensure!(line == "ready\n", "the fabric manager has ended");
-        Ok(manager)
+        let process = fabric_manager::start(root).context("cannot start the fabric manager")?;
+        Ok(Self(process))
     }
 
     /// PID of the process.
