@@ -236,6 +236,7 @@ const EFFECTS: [Effect; 15] = [
             "metrics.alerts.enabled=true",
             "metrics.dashboards.enabled=true",
             "prices.gpuHour=3",
+            "prices.memoryGibHour=5",
             "metrics.alerts.runbookUrlPrefix=https://runbooks.example.com/",
         ],
         added: &[
@@ -247,8 +248,10 @@ const EFFECTS: [Effect; 15] = [
             "kind: PrometheusRule",
             "name: drava-dashboard-cluster",
             "name: drava-dashboard-costs",
-            // The price is the value of its variable.
-            r#"\"query\": \"3\""#,
+            // The prices are the values of its variables.
+            r#"\"text\": \"3\",\n          \"value\": \"3\""#,
+            r#"\"name\": \"gpu_hour\",\n        \"query\": \"3\""#,
+            r#"\"name\": \"memory_gib_hour\",\n        \"query\": \"5\""#,
             "name: drava-dashboard-gpus",
             "name: drava-dashboard-scheduling",
             "name: drava-dashboard-workloads",

@@ -20,15 +20,22 @@ const DIRECTORY: &str = "deploy/helm/drava/files/dashboards";
 /// The dashboard with the amounts of `kubectl drava cost`.
 const COST_DASHBOARD: &str = "costs.json";
 
+/// Values of its variables in the test.
+const PRICES: [(&str, &str); 2] = [("gpu_hour", "3"), ("memory_gib_hour", "0.01")];
+
+/// Values of its first panels with these prices, for the series of all namespaces and of `team`: 3 for 1.8 and 1.3 GPUs, and 0.01 for 91
+/// and 89 GiB; 3 for 0.6 idle GPUs.
+const COST_VALUES: [[f64; 2]; 2] = [[6.31, 4.79], [1.8, 1.8]];
+
 /// Queries of `kubectl drava cost`, each with its value for the series.
 const COSTS: [(&str, f64); 5] = [
     (
         include_str!("../../../cli/src/cost/requested_gpus.promql"),
-        1.3,
+        1.8,
     ),
     (
         include_str!("../../../cli/src/cost/requested_memory.promql"),
-        95_563_022_336.0,
+        97_710_505_984.0,
     ),
     (
         include_str!("../../../cli/src/cost/used_gpus.promql"),
@@ -43,10 +50,10 @@ const COSTS: [(&str, f64); 5] = [
 const BY_REQUEST: &str = include_str!("../../../cli/src/recommend/by_request.promql");
 const BY_REQUEST_VALUES: [(&str, f64); 4] = [
     ("drava_share_memory_peak_bytes", 5_368_709_120.0),
-    // 8 GiB and 1 GiB, without what is lent.
+    // 8 GiB, 1 GiB and 2 GiB, without what is lent.
     (
         "drava_share_memory_limit_bytes - (drava_share_burst_bytes or drava_share_memory_limit_bytes * 0)",
-        9_663_676_416.0,
+        11_811_160_064.0,
     ),
     ("drava_share_gpu_time_guaranteed_ratio", 0.3),
     ("rate(drava_share_gpu_time_seconds_total[5m])", 20.0 / 60.0),
@@ -102,8 +109,11 @@ pub(crate) fn check(log: &mut Log) -> Result<Outcome> {
         add_queries(autoscaler, &mut of_pages);
     }
     queries.extend(of_pages.iter().cloned());
-    fs::write(&test, test_of(&queries, &series))
-        .with_context(|| format!("write {}", test.display()))?;
+    fs::write(
+        &test,
+        test_of(&queries, &cost_values(&dashboards)?, &series),
+    )
+    .with_context(|| format!("write {}", test.display()))?;
     let mut command = Command::new(&promtool);
     command.args(["test", "rules"]).arg(&test);
     outcome += log.check(command)?;
@@ -259,10 +269,11 @@ fn parse(file: PathBuf, content: &Value) -> Result<Dashboard> {
     let variables = of_type("query").map(variable);
     let variables = variables.collect::<Result<Vec<_>>>()?;
     for number in of_type("textbox") {
-        let name = format!("${}", text(&number["name"])?);
-        let default = text(&number["query"])?;
+        let name = text(&number["name"])?;
+        let price = PRICES.iter().find(|(of, _)| *of == name);
+        let (_, price) = price.with_context(|| format!("no value for {name}"))?;
         for query in &mut queries {
-            *query = query.replace(&name, default);
+            *query = query.replace(&format!("${name}"), price);
         }
     }
     for query in &queries {
@@ -357,8 +368,26 @@ fn first_value<'a>(series: &'a str, variable: &Variable) -> Option<&'a str> {
     })
 }
 
-/// Returns a test file of promtool that expects data from every query, given the series (a YAML list).
-fn test_of(queries: &[String], series: &str) -> String {
+/// Returns the dashboard of costs.
+fn cost_dashboard(dashboards: &[Dashboard]) -> Result<&Dashboard> {
+    let mut dashboards = dashboards.iter();
+    let dashboard = dashboards.find(|dashboard| dashboard.file.ends_with(COST_DASHBOARD));
+    dashboard.with_context(|| format!("no {COST_DASHBOARD}"))
+}
+
+/// Returns the queries of the dashboard of costs that have an expected value, with it.
+fn cost_values(dashboards: &[Dashboard]) -> Result<Vec<(String, f64)>> {
+    let dashboard = cost_dashboard(dashboards)?;
+    let [all, team] = [".*", "team"].map(|value| dashboard.queries(|_| value.to_owned()));
+    let expected = COST_VALUES.into_iter().zip(all.into_iter().zip(team));
+    let values = expected.flat_map(|(values, (all, team))| [(all, values[0]), (team, values[1])]);
+    // Money has no more digits.
+    let rounded = values.map(|(query, value)| (format!("round(sum({query}), 0.001)"), value));
+    Ok(rounded.collect())
+}
+
+/// Returns a test file of promtool that expects data from every query, given the series (a YAML list), and these values from these.
+fn test_of(queries: &[String], values: &[(String, f64)], series: &str) -> String {
     let expected: Vec<Value> = queries
         .iter()
         .map(|query| {
@@ -374,7 +403,8 @@ fn test_of(queries: &[String], series: &str) -> String {
     let by_request = BY_REQUEST_VALUES
         .iter()
         .map(|(metric, value)| (BY_REQUEST.replace("VALUE", metric), value));
-    let values = costs.chain(by_request).map(|(query, value)| {
+    let values = values.iter().map(|(query, value)| (query.clone(), value));
+    let values = costs.chain(by_request).chain(values).map(|(query, value)| {
         json!({
             "expr": format!("sum({query})"), "eval_time": "1h",
             "exp_samples": [{"labels": "{}", "value": value}],
@@ -390,9 +420,7 @@ fn test_of(queries: &[String], series: &str) -> String {
 
 /// Checks that the dashboard of costs asks for each amount as the command does.
 fn check_costs(dashboards: &[Dashboard]) -> Result<()> {
-    let named = |dashboard: &&Dashboard| dashboard.file.ends_with(COST_DASHBOARD);
-    let dashboard = dashboards.iter().find(named);
-    let dashboard = dashboard.with_context(|| format!("no {COST_DASHBOARD}"))?;
+    let dashboard = cost_dashboard(dashboards)?;
     for (query, _) in COSTS {
         let words: Vec<&str> = query.split_whitespace().collect();
         let query = words.join(" ");
