@@ -246,7 +246,7 @@ impl Daemons {
         }
     }
 
-    /// Whether the daemon was told to quit, which everybody who is root in a container can do. No command of MPS tells that a daemon
+    /// Whether the daemon was told to quit, which root in a container can do. No command of MPS tells that a daemon
     /// takes no programs; its log does.
     fn was_told_to_quit(&self, gpu: &str) -> Result<bool, MpsError> {
         let path = self.control_log(gpu);

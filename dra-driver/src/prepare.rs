@@ -204,9 +204,25 @@ pub struct Suspension {
     /// Boot of the node in which it began; empty in records of older builds.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
-    /// When the GPU was free, seconds since the epoch; 0 before, and in records of older builds.
+    /// When the GPU was free, since the epoch; 0 before, and in records of older builds. An older build drops it, and the metric of the
+    /// time is absent then.
     #[serde(default)]
-    pub free_since: u64,
+    pub free_since_seconds: u64,
+}
+
+impl Suspension {
+    /// Returns what is recorded of a phase without processes.
+    #[must_use]
+    pub const fn new(phase: Phase) -> Self {
+        Self {
+            phase,
+            processes: Vec::new(),
+            bytes: 0,
+            millis: 0,
+            boot_id: String::new(),
+            free_since_seconds: 0,
+        }
+    }
 }
 
 /// Phase of a suspension.
@@ -314,8 +330,8 @@ impl Share {
     #[must_use]
     pub fn suspended_since(&self) -> Option<u64> {
         let suspension = self.suspension.as_ref()?;
-        let is_known = suspension.phase == Phase::Suspended && suspension.free_since > 0;
-        is_known.then_some(suspension.free_since)
+        let is_known = suspension.phase == Phase::Suspended && suspension.free_since_seconds > 0;
+        is_known.then_some(suspension.free_since_seconds)
     }
 
     fn sum(&self, counts: impl Fn(&Grant) -> bool) -> ShareTotals {

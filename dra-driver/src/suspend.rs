@@ -191,12 +191,8 @@ fn decide_running(seen: &Seen) -> Step {
             | ConditionReason::StateLost,
         ) => Step::Answer(ConditionReason::Resumed),
         _ => Step::Record(Suspension {
-            phase: Phase::Suspending,
-            processes: Vec::new(),
-            bytes: 0,
-            millis: 0,
             boot_id: seen.look.boot_id.clone(),
-            free_since: 0,
+            ..Suspension::new(Phase::Suspending)
         }),
     }
 }
@@ -279,14 +275,7 @@ fn resume(seen: &Seen) -> Step {
     let locked = seen.in_state(ProcessState::Locked);
     match locked.is_empty() {
         true if seen.look.is_unknown => Step::Wait(UNKNOWN),
-        true => Step::Record(Suspension {
-            phase: Phase::Running,
-            processes: Vec::new(),
-            bytes: 0,
-            millis: 0,
-            boot_id: String::new(),
-            free_since: 0,
-        }),
+        true => Step::Record(Suspension::new(Phase::Running)),
         false => Step::Unlock(locked),
     }
 }
@@ -311,14 +300,7 @@ impl Seen {
                 phase,
                 ..recorded.clone()
             },
-            None => Suspension {
-                phase,
-                processes: Vec::new(),
-                bytes: 0,
-                millis: 0,
-                boot_id: String::new(),
-                free_since: 0,
-            },
+            None => Suspension::new(phase),
         })
     }
 

@@ -437,7 +437,7 @@ impl<E: Effects> Task<E> {
                             let millis = u64::try_from(since.elapsed().as_millis());
                             suspension.millis = millis.unwrap_or(u64::MAX);
                             let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                            suspension.free_since = now.map_or(0, |now| now.as_secs());
+                            suspension.free_since_seconds = now.map_or(0, |now| now.as_secs());
                         }
                         _ => {}
                     }

@@ -24,8 +24,8 @@ pub(super) struct ControlLog {
 }
 
 impl ControlLog {
-    /// Reads what is new, and returns whether the daemon was ever told to quit. A log that is shorter than before was emptied by another program:
-    /// all of it is new.
+    /// Reads what is new, and returns whether the daemon was ever told to quit. Another program may have emptied the log, which is
+    /// shorter than before then, and new as a whole.
     ///
     /// # Errors
     /// When the log cannot be read.

@@ -22,12 +22,8 @@ fn seen_process(pid: u32, state: ProcessState) -> SeenProcess {
 
 fn suspension(phase: Phase, pids: &[u32]) -> Suspension {
     Suspension {
-        phase,
         processes: pids.iter().copied().map(held).collect(),
-        bytes: 0,
-        millis: 0,
-        boot_id: String::new(),
-        free_since: 0,
+        ..Suspension::new(phase)
     }
 }
 

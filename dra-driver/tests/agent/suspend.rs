@@ -528,14 +528,7 @@ fn old_libcuda_is_refused_with_the_version_that_is_needed() {
     let _tenant = fixture.tenant();
     fixture.libcuda = library;
     let change = |share: &mut Share| {
-        share.suspension = Some(Suspension {
-            phase: Phase::Suspending,
-            processes: Vec::new(),
-            bytes: 0,
-            millis: 0,
-            boot_id: String::new(),
-            free_since: 0,
-        });
+        share.suspension = Some(Suspension::new(Phase::Suspending));
     };
     fixture.node.node.change_record(CLAIM, change).unwrap();
     let refusal = fixture.look().refusal.unwrap();

@@ -62,14 +62,7 @@ fn counts_what_companions_add_until_it_is_given_back() {
 }
 
 fn suspend(claim: &mut (ClaimRef, Vec<Prepared>), phase: Phase) {
-    claim.1[0].share_mut().unwrap().suspension = Some(Suspension {
-        phase,
-        processes: Vec::new(),
-        bytes: 0,
-        millis: 0,
-        boot_id: String::new(),
-        free_since: 0,
-    });
+    claim.1[0].share_mut().unwrap().suspension = Some(Suspension::new(phase));
 }
 
 /// The companion is allocated beside all other claims, also while its base is suspended.
