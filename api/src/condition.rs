@@ -4,8 +4,6 @@
 
 use std::fmt;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-
 /// Type of a condition of an allocated device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionType {
@@ -159,42 +157,5 @@ condition_reasons! {
 impl fmt::Display for ConditionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-/// Status, reason and message of a condition.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
-    /// Whether the status is `True`.
-    pub is_true: bool,
-    /// Reason.
-    pub reason: &'static str,
-    /// Message.
-    pub message: String,
-}
-
-impl State {
-    /// Returns the condition of this state. Its transition time is that of the condition of the same type in `before`, as long as the
-    /// status is the same; else `now`.
-    #[must_use]
-    pub fn condition(
-        self,
-        type_: &str,
-        before: &[Condition],
-        generation: Option<i64>,
-        now: &Time,
-    ) -> Condition {
-        let status = if self.is_true { "True" } else { "False" };
-        let same = before
-            .iter()
-            .find(|before| before.type_ == type_ && before.status == status);
-        Condition {
-            type_: type_.to_owned(),
-            status: status.to_owned(),
-            reason: self.reason.to_owned(),
-            message: self.message,
-            last_transition_time: same.map_or(now, |same| &same.last_transition_time).clone(),
-            observed_generation: generation,
-        }
     }
 }

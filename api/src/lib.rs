@@ -4,6 +4,7 @@
 //! No I/O, no client, no clock.
 
 pub mod condition;
+pub mod condition_state;
 pub mod config;
 pub mod error;
 pub mod event;

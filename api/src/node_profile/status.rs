@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::condition::State;
+use crate::condition_state::ConditionState;
 
 /// Maximum number of nodes in the status of a profile.
 pub const MAX_NODES: usize = 64;
@@ -181,7 +181,7 @@ impl GpuNodeProfileStatus {
         position.filter(|_| entry.is_remarkable())
     }
 
-    fn applied(&self) -> State {
+    fn applied(&self) -> ConditionState {
         let pending = |state| self.nodes.iter().filter(move |node| node.state == state);
         let (waiting, conflicting) = (pending(NodeState::Waiting), pending(NodeState::Conflict));
         let (reason, message) = if self.nodes.is_empty() {
@@ -213,17 +213,17 @@ impl GpuNodeProfileStatus {
                 "all listed nodes publish what the profile says".to_owned(),
             )
         };
-        State {
+        ConditionState {
             is_true: reason == "AllApplied",
             reason,
             message,
         }
     }
 
-    fn conflict(&self) -> State {
+    fn conflict(&self) -> ConditionState {
         let mut conflicting = self.nodes.iter().filter(|node| !node.conflicts.is_empty());
         match conflicting.next() {
-            Some(node) => State {
+            Some(node) => ConditionState {
                 is_true: true,
                 reason: "OverlappingProfiles",
                 message: format!(
@@ -232,7 +232,7 @@ impl GpuNodeProfileStatus {
                     node.name
                 ),
             },
-            None => State {
+            None => ConditionState {
                 is_true: false,
                 reason: "NoOverlap",
                 message: "no other profile selects a listed node".to_owned(),
@@ -240,10 +240,10 @@ impl GpuNodeProfileStatus {
         }
     }
 
-    fn reset_required(&self) -> State {
+    fn reset_required(&self) -> ConditionState {
         let mut nodes = self.nodes.iter();
         match nodes.find(|node| node.state == NodeState::ResetRequired) {
-            Some(node) => State {
+            Some(node) => ConditionState {
                 is_true: true,
                 reason: "MigMode",
                 message: match node.waiting.first() {
@@ -253,7 +253,7 @@ impl GpuNodeProfileStatus {
                     None => format!("node {}", node.name),
                 },
             },
-            None => State {
+            None => ConditionState {
                 is_true: false,
                 reason: "NoReset",
                 message: "no GPU of a listed node needs a reset".to_owned(),

@@ -1,6 +1,6 @@
 //! GpuPolicies: changes, and the condition that says whether a policy applies.
 
-use drava_api::condition::State;
+use drava_api::condition_state::ConditionState;
 use drava_api::listed::Change;
 use drava_api::policy::{APPLIED, CONFLICT, GpuPolicy, GpuPolicyStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -40,12 +40,12 @@ impl Planner {
 /// Returns the status of a policy; `winner` is the policy that applies instead.
 fn status(policy: &GpuPolicy, winner: Option<&str>, time: &Time) -> GpuPolicyStatus {
     let state = match winner {
-        None => State {
+        None => ConditionState {
             is_true: true,
             reason: APPLIED,
             message: "no other policy of the same level precedes".to_owned(),
         },
-        Some(winner) => State {
+        Some(winner) => ConditionState {
             is_true: false,
             reason: CONFLICT,
             message: format!(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use drava_allocator::cluster::QuotaUse;
 use drava_allocator::reason::quota_amount;
-use drava_api::condition::State;
+use drava_api::condition_state::ConditionState;
 use drava_api::listed::Change;
 use drava_api::quota::{
     GpuQuota, GpuQuotaStatus, LIMIT_EXCEEDED, QuotaAmounts, QuotaResource, WITHIN_LIMIT,
@@ -117,13 +117,13 @@ fn within_limit(quota: &QuotaUse<'_>, known: &GpuQuota, time: &Time) -> Conditio
         })
         .collect();
     let state = if exceeded.is_empty() {
-        State {
+        ConditionState {
             is_true: true,
             reason: WITHIN_LIMIT,
             message: "the usage is within the limit".to_owned(),
         }
     } else {
-        State {
+        ConditionState {
             is_true: false,
             reason: LIMIT_EXCEEDED,
             message: format!(
