@@ -198,6 +198,8 @@ pub mod class {
     pub const MIG: &str = "mig.drava.dev";
     /// A share or a MIG partition.
     pub const FRACTION: &str = "fraction.drava.dev";
+    /// All of them.
+    pub const ALL: [&str; 4] = [GPU, VGPU, MIG, FRACTION];
 }
 
 /// Attribute names. Unqualified names belong to the domain [`DRIVER`].

@@ -54,7 +54,7 @@ pub(super) fn check(state: &ClusterState) -> Vec<Finding> {
         );
         return findings;
     };
-    for class in [class::GPU, class::VGPU, class::MIG, class::FRACTION] {
+    for class in class::ALL {
         let exists = state
             .classes
             .iter()

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use drava_explanation::advice::{CLASSES, names_driver};
+use drava_api::names::class;
+use drava_explanation::advice::names_driver;
 
 use super::state::ClusterState;
 use super::workload::object;
@@ -76,6 +77,6 @@ fn unmapped_classes(state: &ClusterState) -> Vec<Finding> {
 /// Returns whether a class of the chart, or another with a selector for drava's devices, has the name.
 fn is_of_drava(state: &ClusterState, name: &str) -> bool {
     let mut found = state.classes.iter();
-    CLASSES.contains(&name)
+    class::ALL.contains(&name)
         || found.any(|class| class.metadata.name.as_deref() == Some(name) && names_driver(class))
 }

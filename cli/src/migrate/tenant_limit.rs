@@ -13,9 +13,6 @@ mod limit_range;
 
 pub(super) use limit_range::limit_range;
 
-/// Device classes of the chart, in which a tenant can request GPUs.
-const CLASSES: [&str; 4] = [class::GPU, class::VGPU, class::MIG, class::FRACTION];
-
 /// What a resource of the device plugins counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counted {
@@ -227,7 +224,7 @@ fn quota_of_classes(object: &Value, settings: &Settings) -> Result<Translated, R
         let Some(value) = hard.remove(&key) else {
             continue;
         };
-        for class in CLASSES {
+        for class in class::ALL {
             hard.entry(format!("{class}.deviceclass.resource.k8s.io/devices"))
                 .or_insert_with(|| value.clone());
         }

@@ -31,9 +31,6 @@ const CAPACITIES: [&str; 9] = [
     capacity::OFA_ENGINES,
 ];
 
-/// Classes that the chart installs.
-pub const CLASSES: [&str; 4] = [class::GPU, class::VGPU, class::MIG, class::FRACTION];
-
 /// Memory that a CUDA context takes on any GPU, MiB.
 const SMALLEST_CONTEXT_MIB: u64 = 32;
 
@@ -181,13 +178,13 @@ pub fn unknown_class(name: &str, classes: &BTreeMap<String, DeviceClass>) -> Opt
     if classes.contains_key(name) {
         return None;
     }
-    if CLASSES.contains(&name) {
+    if class::ALL.contains(&name) {
         return Some(format!(
             "device class {name} does not exist; the chart of drava installs it"
         ));
     }
     let of_cluster = classes.iter().filter(|(_, class)| names_driver(class));
-    let candidates = CLASSES
+    let candidates = class::ALL
         .into_iter()
         .chain(of_cluster.map(|(name, _)| name.as_str()));
     let meant = closest(name, candidates)?;

@@ -11,6 +11,7 @@ use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
 use drava_allocator::{pod, usage::AllocatedDevice};
+use drava_api::names::is_device_plugin_resource;
 use drava_api::reason::Reason;
 use drava_compatibility::ResourceTable;
 use k8s_openapi::api::core::v1::Pod;
@@ -313,7 +314,13 @@ fn without_claims(pod: &Pod) -> Outcome {
     let names = amounts.filter(|(_, amount)| amount.0 != "0");
     let names = names.map(|(name, _)| name);
     let table = ResourceTable::default();
-    let resources: BTreeSet<&String> = names.filter(|name| table.contains(name)).collect();
+    // NVIDIA's plugin can give its resources other names, such as nvidia.com/gpu-a100.
+    let is_gpu = |name: &str| {
+        table.contains(name)
+            || is_device_plugin_resource(name)
+            || name.starts_with("nvidia.com/gpu")
+    };
+    let resources: BTreeSet<&String> = names.filter(|name| is_gpu(name)).collect();
     match resources.is_empty() {
         true => Outcome::NoGpuRequest,
         false => Outcome::Untranslated {

@@ -429,6 +429,7 @@ fn names_resources_of_other_systems() {
     assert!(text.contains(expected), "{text}");
     assert!(!report.all_fit(), "{text}");
     for name in [
+        "nvidia.com/gpu-a100",
         "nvidia.com/gpumem",
         "nvidia.com/gpucores",
         "nvidia.com/mig-1g.10gb",
