@@ -140,7 +140,7 @@ event_reasons! {
         "The API server drops fields of the ResourceSlices, because a feature gate is off.",
         "Turn on the feature gate that the message names.";
     GangIncomplete: Warning, Controller, "Pod",
-        "Too few members of the pod's gang were bound in time, so the bound members are evicted and their devices are free again.",
+        "Too few members of the pod's gang were bound in time, so the bound members are evicted, as far as budgets allow it, and their devices are free again.",
         "Free what the other members of the gang wait for (see their events), then create the pods again.";
     GpuDegraded: Warning, NodeDriver, "Node",
         "A GPU stays in use, and reported an XID that this version of drava does not know, memory whose repair waits for a reset, or a defect of its NVLink fabric.",

@@ -129,6 +129,9 @@ pub enum OwnCause {
 }
 
 impl OwnCause {
+    /// All causes.
+    pub const ALL: [Self; 3] = [Self::IncompleteGang, Self::SuspensionExpired, Self::Idle];
+
     /// Reason of their events.
     #[must_use]
     pub const fn reason(self) -> EventReason {

@@ -417,6 +417,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn names_own_cause_of_eviction() {
+        for (cause, reason) in [
+            (OwnCause::IncompleteGang, EventReason::GangIncomplete),
+            (OwnCause::SuspensionExpired, EventReason::SuspensionExpired),
+            (OwnCause::Idle, EventReason::IdleEvicted),
+        ] {
+            let evicted = PendingEvent::evicted(pod(), cause, "its state");
+            let refused = PendingEvent::not_evicted(pod(), cause, "its state", "a budget");
+            let events = [evicted, refused].map(|event| (event.reason, event.message));
+            let messages = [
+                "evicted: its state",
+                "cannot evict this pod: a budget; its state",
+            ];
+            assert_eq!(events, messages.map(|message| (reason, message.to_owned())));
+        }
+    }
+
     /// A tenant can create thousands, each of which is tried again and again.
     #[test]
     fn formats_first_companions_only() {

@@ -11,6 +11,7 @@ use drava_allocator::steps;
 use drava_api::event::EventReason;
 use tokio::time::Instant;
 
+use crate::action::OwnCause;
 use crate::action::event::PendingEvent;
 
 /// Minimum time between two events of the same object and reason.
@@ -295,14 +296,9 @@ fn reserve(reason: EventReason) -> u32 {
 }
 
 /// Returns whether the event tells of an eviction. Evictions limit the number of these events.
-const fn is_of_eviction(reason: EventReason) -> bool {
-    matches!(
-        reason,
-        EventReason::Preempted
-            | EventReason::Preempting
-            | EventReason::GangIncomplete
-            | EventReason::SuspensionExpired
-    )
+fn is_of_eviction(reason: EventReason) -> bool {
+    matches!(reason, EventReason::Preempted | EventReason::Preempting)
+        || OwnCause::ALL.iter().any(|cause| cause.reason() == reason)
 }
 
 fn differ_in_figures_only(left: &str, right: &str) -> bool {

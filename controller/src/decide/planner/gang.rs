@@ -64,7 +64,7 @@ impl Planner {
         let after = self.start_timeout();
         for gang in self.world.live_pods.due_incomplete(now, after) {
             let state = format!(
-                "gang {}: {} of {} members were bound within {} s",
+                "incomplete gang {}: {} of {} members were bound within {} s",
                 gang.name,
                 gang.bound.len(),
                 gang.min,

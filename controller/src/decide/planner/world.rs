@@ -15,10 +15,11 @@ use drava_allocator::pod_request::PodRequest;
 use drava_api::listed::{Change, Unreadable};
 use drava_api::policy::GpuPolicy;
 use drava_api::quota::GpuQuota;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
 };
+use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::Settings;
 use super::demand::Request;
@@ -271,7 +272,7 @@ impl World {
     }
 
     /// Observes an object of volumes: it limits the nodes of pods whose decision is due for another reason, so it wakes no pod.
-    pub(super) fn volume<K: Observed>(&mut self, change: Change<K>) {
+    pub(super) fn volume<K: OfVolumes>(&mut self, change: Change<K>) {
         match change {
             Change::Applied(object) => object.apply(&mut self.cluster),
             Change::Deleted(object) => {
@@ -324,6 +325,13 @@ impl World {
             && (is_newly_bound && !is_static(pod) || is_newly_rejected)
     }
 }
+
+/// Kinds of volumes: nothing waits for one.
+pub(super) trait OfVolumes: Observed {}
+
+impl OfVolumes for PersistentVolumeClaim {}
+impl OfVolumes for PersistentVolume {}
+impl OfVolumes for StorageClass {}
 
 /// Returns whether kubelet has created the pod, without a scheduler.
 fn is_static(pod: &Pod) -> bool {

@@ -414,7 +414,7 @@ fn evicts_bound_members_of_incomplete_gang() {
         assert!(cluster.evictions.is_empty(), "not yet");
         cluster.advance(Duration::from_secs(1));
         cluster.actions();
-        let state = "gang g: 2 of 3 members were bound within 360 s";
+        let state = "incomplete gang g: 2 of 3 members were bound within 360 s";
         assert_eq!(
             cluster.evict(),
             [
