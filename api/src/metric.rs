@@ -217,7 +217,8 @@ pub mod driver {
             SHARE_SUSPENDED_BYTES = "drava_share_suspended_bytes" Gauge ["namespace", "claim", "share"]
                 "GPU memory of the processes of a suspended share, which waits in host memory; absent while the share runs.";
             SHARE_SUSPENDED_SECONDS = "drava_share_suspended_seconds" Gauge ["namespace", "claim", "share"]
-                "Time since the GPU memory of a suspended share is free for others; absent while the share runs.";
+                "Time since the GPU memory of a suspended share is free for others; absent while it is not, and for shares that an older build \
+                 has suspended.";
             SHARE_MEMORY_USED_BYTES = "drava_share_memory_used_bytes" Gauge ["namespace", "claim", "share"]
                 "Memory charged to the share by libvgpu.";
             SHARE_MEMORY_PEAK_BYTES = "drava_share_memory_peak_bytes" Gauge ["namespace", "claim", "share"]

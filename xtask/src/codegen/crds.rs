@@ -92,7 +92,7 @@ mod tests {
         for definition in definitions() {
             let definition = serde_json::to_value(definition).unwrap();
             let version = &definition["spec"]["versions"][0];
-            // Without the subresource, everybody who may write the object may write its status.
+            // Without the subresource, who may write the object may write its status.
             let has_status =
                 version["schema"]["openAPIV3Schema"]["properties"]["status"].is_object();
             assert_eq!(version["subresources"]["status"].is_object(), has_status);

@@ -58,8 +58,8 @@ fn set_aliases(cluster: &TestCluster, enabled: bool) -> Result<()> {
     cluster.drava_ready()
 }
 
-/// Metrics that have series only while a share violates its limits, may use more than it is guaranteed, lends, is spatial or suspended; the
-/// driver's own tests check them.
+/// Metrics without series in this test, which the driver's own tests check: of shares that violate their limits, burst, lend, are spatial
+/// or are suspended.
 const OF_FEW_SHARES: [&str; 6] = [
     "drava_share_violation_info",
     "drava_share_burst_bytes",
