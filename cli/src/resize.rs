@@ -39,11 +39,11 @@ pub(crate) struct Options {
     pod: String,
 
     /// Total memory of the share, such as 12Gi.
-    #[arg(long)]
+    #[arg(long, allow_hyphen_values = true)]
     memory: Option<Quantity>,
 
     /// Total guarantee of GPU time of the share, in percent.
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(0..=100))]
     cores: Option<u64>,
 
     /// The claim of the share, by its name in the pod; needed if several claims of the pod have shares.

@@ -1,5 +1,6 @@
 //! `kubectl drava simulate`: where pods of a manifest would run, without creating them.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ pub(crate) struct Options {
 
     /// Number of pods of each pod template and pod; default: the replicas of a workload, otherwise 1.
     #[arg(long, value_name = "N")]
-    replicas: Option<usize>,
+    replicas: Option<NonZeroUsize>,
 
     /// Cluster from `kubectl drava dump`, instead of the current cluster.
     #[arg(long, value_name = "FILE")]
@@ -58,8 +59,7 @@ pub(crate) async fn run(
         templates,
         documents,
         &namespace,
-        options.replicas,
-        usize::MAX,
+        options.replicas.map(NonZeroUsize::get),
         &settings,
     )?;
     output::print(&output.format(&report, || report.text())?)?;

@@ -163,11 +163,14 @@ fn without_reservations(_: &str, path: &str) -> (u16, Value) {
 /// What an answer does not know is named, because it could be another.
 #[test]
 fn names_what_an_answer_leaves_out() {
+    let manifest = tempfile::NamedTempFile::new().unwrap();
+    let pod = r#"{"kind": "Pod", "metadata": {"name": "new"}, "spec": {"containers": []}}"#;
+    std::fs::write(manifest.path(), pod).unwrap();
     for command in [
         &["explain", "pod", "p"][..],
         &["explain", "claim", "c"],
         &["top"],
-        &["simulate", "-f", "/dev/null"],
+        &["simulate", "-f", manifest.path().to_str().unwrap()],
     ] {
         let printed = run(without_reservations, command);
         assert_eq!(

@@ -7,6 +7,7 @@ use drava_allocator::claim::ClaimId;
 use drava_allocator::claim_problem::{ClaimProblem, Claims, resolve};
 use drava_allocator::cluster::{Cluster, is_finished};
 use drava_allocator::explanation::{DeviceVerdict, Explanation, NodeVerdict};
+use drava_allocator::gang;
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::placement::Policies;
 use drava_allocator::pod;
@@ -282,9 +283,19 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
             suspended,
         } => {
             report.placements = reasons;
-            let (state, summary) = allocated(&devices, pod);
-            let parts: Vec<String> = std::iter::once(summary).chain(suspended).collect();
-            (state, parts.join("; "))
+            // A member of a gang waits with the others, also without claims.
+            let waits = lacks_members(snapshot, pod).or_else(|| waiting_reason(pod));
+            match waits.filter(|_| devices.is_empty() && pod::node(pod).is_none()) {
+                Some((reason, text)) => {
+                    report.reason = Some(reason);
+                    (State::Waiting, text)
+                }
+                None => {
+                    let (state, summary) = allocated(&devices, pod);
+                    let parts: Vec<String> = std::iter::once(summary).chain(suspended).collect();
+                    (state, parts.join("; "))
+                }
+            }
         }
         Stage::Gated(gates) => (
             State::Gated,
@@ -293,6 +304,11 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
                 gates.join(", ")
             ),
         ),
+        // No change of the cluster helps until the others exist. The condition may have an older number of them.
+        Stage::Requesting(_) if let Some((reason, text)) = lacks_members(snapshot, pod) => {
+            report.reason = Some(reason);
+            (State::Waiting, text)
+        }
         Stage::Requesting(request) => {
             let decision = match depth {
                 Depth::Nodes => snapshot.cluster.decide(&request, settings.policies),
@@ -302,7 +318,7 @@ pub fn of_pod(snapshot: &Snapshot, pod: &Pod, settings: &Settings, depth: Depth)
             report.reason = planned.as_ref().map(|(reason, _)| *reason);
             match decision {
                 Ok(_) if let Some((_, text)) = planned => (State::Waiting, text),
-                Ok(placement) if let Some(gang) = gang(pod) => (
+                Ok(placement) if let Some(gang) = gang::name_of(pod) => (
                     State::Feasible,
                     format!(
                         "node {} is feasible for this pod; its gang {gang} is allocated when enough members fit at the same \
@@ -421,12 +437,6 @@ pub(crate) fn unknown_class(
     })
 }
 
-/// Returns the name of the gang that the annotations of a pod define.
-fn gang(pod: &Pod) -> Option<&str> {
-    let annotations = pod.metadata.annotations.as_ref()?;
-    annotations.get(names::GANG_ANNOTATION).map(String::as_str)
-}
-
 /// Returns the condition of the pod in which the controller says why it waits.
 fn own_condition(pod: &Pod) -> Option<&PodCondition> {
     condition(pod, names::ALLOCATED_CONDITION)
@@ -460,6 +470,20 @@ fn waiting_reason(pod: &Pod) -> Option<(Reason, String)> {
             | Reason::CostlySelectors
     );
     is_of_queue.then(|| (*reason, printable(text)))
+}
+
+/// Returns that the gang of a pod has too few members to start, if none of them has started.
+fn lacks_members(snapshot: &Snapshot, pod: &Pod) -> Option<(Reason, String)> {
+    let gang = gang::of(pod).ok()??;
+    let members: Vec<&Pod> = snapshot.members(&gang.name).collect();
+    let has_started = members.iter().any(|member| pod::node(member).is_some());
+    if has_started || members.len() >= gang.min {
+        return None;
+    }
+    let (name, existing, min) = (gang.name, members.len(), gang.min);
+    let text = format!("gang {name}: {existing} of {min} members exist");
+    let explanation = Explanation::rejected(Reason::WaitingForGang, text);
+    Some((explanation.reason(), explanation.summary()))
 }
 
 /// Returns the reason that the controller recorded when it allocated the claim.

@@ -4,9 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drava_allocator::cluster::is_finished;
 use drava_allocator::explanation::Explanation;
-use drava_allocator::gang::{self, GangError, GangName};
+use drava_allocator::gang::{self, GangError};
 use drava_allocator::object::object_key;
 use drava_allocator::placement::Placement;
 use drava_allocator::pod_request::PodRequest;
@@ -105,6 +104,11 @@ pub enum SimulateError {
         /// What is invalid.
         source: serde_json::Error,
     },
+    /// Neither pods nor claims that add to shares.
+    #[error(
+        "the manifests have no pods: name those of pods or workloads with -f, and for workloads without replicas set --replicas"
+    )]
+    NoPods,
     /// More pods than allowed.
     #[error("the manifests have more than {0} pods; simulate fewer replicas")]
     TooMany(usize),
@@ -140,22 +144,24 @@ pub enum SimulateError {
     },
 }
 
-/// Simulates the pods of the documents, at most `limit`, one after the other, each beside those before it.
+/// Simulates the pods of the documents, one after the other, each beside those before it.
 ///
 /// # Errors
-/// When a document is not a pod, a known workload, a claim or a claim template.
+/// When a document cannot be read, and when the documents have no pods or too many.
 pub fn run(
     snapshot: &mut Snapshot,
     templates: Vec<ResourceClaimTemplate>,
     documents: Vec<Value>,
     namespace: &str,
     replicas: Option<usize>,
-    limit: usize,
     settings: &Settings,
 ) -> Result<Report, SimulateError> {
     let mut manifest = Manifest::default();
     for document in documents {
-        manifest.add(document, namespace, replicas, limit, &snapshot.cluster)?;
+        manifest.add(document, namespace, replicas, &snapshot.cluster)?;
+    }
+    if manifest.is_empty() {
+        return Err(SimulateError::NoPods);
     }
     // Objects of the manifest replace those of the cluster.
     for class in std::mem::take(&mut manifest.classes) {
@@ -369,7 +375,7 @@ impl Simulation<'_> {
             Ok(gang) => gang?,
             Err(error) => return Some(invalid(error)),
         };
-        let existing = self.existing(&gang.name);
+        let existing: Vec<&Pod> = self.snapshot.members(&gang.name).collect();
         let mut members = pods.iter().chain(&existing);
         let other = members.find_map(|pod| {
             let other = gang::of(pod).ok()??;
@@ -403,14 +409,6 @@ impl Simulation<'_> {
         };
         let text = format!("gang {}: {text}", gang.name);
         Some(Explanation::rejected(Reason::WaitingForGang, text))
-    }
-
-    /// Returns the pods of the gang that exist.
-    fn existing(&self, gang: &GangName) -> Vec<&Pod> {
-        let pods = self.snapshot.pods.iter();
-        let of_gang =
-            pods.filter(|pod| gang::name_of(pod).as_ref() == Some(gang) && !is_finished(pod));
-        of_gang.collect()
     }
 
     /// Takes back the placements of a gang that does not start.

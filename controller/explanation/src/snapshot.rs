@@ -5,9 +5,10 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use drava_allocator::claim::{ClaimId, Ownership, classify};
-use drava_allocator::cluster::Cluster;
+use drava_allocator::cluster::{Cluster, is_finished};
 use drava_allocator::division::Division;
 use drava_allocator::explanation::Explanation;
+use drava_allocator::gang::{self, GangName};
 use drava_allocator::object::{ObjectKey, object_key};
 use drava_allocator::observed::Observed;
 use drava_allocator::placement::Policies;
@@ -267,6 +268,12 @@ impl ListError {
 }
 
 impl Snapshot {
+    /// Returns the pods of a gang that exist.
+    pub(crate) fn members(&self, gang: &GangName) -> impl Iterator<Item = &Pod> {
+        let pods = self.pods.iter();
+        pods.filter(move |pod| gang::name_of(pod).as_ref() == Some(gang) && !is_finished(pod))
+    }
+
     /// Returns what advice depends on.
     pub(crate) const fn known(&self) -> Known<'_> {
         Known {

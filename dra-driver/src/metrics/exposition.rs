@@ -259,27 +259,22 @@ impl Snapshot {
         // A claim can have the whole of one GPU only once, but admin access twice.
         let devices: BTreeMap<[&str; 8], f64> = devices.collect();
         metric::CLAIM_DEVICE_INFO.encode(encoder, devices)?;
-        let suspended = self.claims.iter().flat_map(|entry| {
-            let ClaimRef {
-                namespace, name, ..
-            } = &entry.claim;
-            entry.devices.iter().filter_map(move |device| {
-                let labels = [namespace.as_str(), name, access(device).1];
-                Some((labels, device.suspended_bytes? as f64))
+        let suspended = |value: fn(&Self, &DeviceEntry) -> Option<f64>| {
+            self.claims.iter().flat_map(move |entry| {
+                let (namespace, name) = (&entry.claim.namespace, &entry.claim.name);
+                entry.devices.iter().filter_map(move |device| {
+                    let labels = [namespace.as_str(), name.as_str(), access(device).1];
+                    Some((labels, value(self, device)?))
+                })
             })
+        };
+        let bytes = suspended(|_, device| Some(device.suspended_bytes? as f64));
+        metric::SHARE_SUSPENDED_BYTES.encode(encoder, bytes)?;
+        let seconds = suspended(|snapshot, device| {
+            let since = device.suspended_since? as f64;
+            Some((snapshot.now.unix_seconds - since).max(0.0))
         });
-        metric::SHARE_SUSPENDED_BYTES.encode(encoder, suspended)?;
-        let now = self.now.unix_seconds;
-        let suspended = self.claims.iter().flat_map(|entry| {
-            let ClaimRef {
-                namespace, name, ..
-            } = &entry.claim;
-            entry.devices.iter().filter_map(move |device| {
-                let labels = [namespace.as_str(), name, access(device).1];
-                Some((labels, (now - device.suspended_since? as f64).max(0.0)))
-            })
-        });
-        metric::SHARE_SUSPENDED_SECONDS.encode(encoder, suspended)?;
+        metric::SHARE_SUSPENDED_SECONDS.encode(encoder, seconds)?;
         let pods = self.claims.iter().flat_map(|entry| {
             let ClaimRef {
                 namespace, name, ..

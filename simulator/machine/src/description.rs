@@ -12,14 +12,12 @@ mod bus_id;
 mod memory_limits;
 mod mig;
 mod node;
-mod nvswitch;
 
 pub use bus_id::BusId;
 pub use memory_limits::{MEMORY_LIMITS_RELEASE, MemoryLimitBackend, MemoryLimits};
 pub use mig::{
     ComputeInstanceProfile, GpuInstanceProfile, GpuInstanceProfileKind, Mig, MigSwitch, Placements,
 };
-pub use nvswitch::NvSwitches;
 
 /// One mebibyte in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -136,6 +134,16 @@ impl Default for Checkpoints {
             shows_failure: false,
         }
     }
+}
+
+/// NVSwitches of a machine: PCI devices that connect the GPUs of a baseboard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NvSwitches {
+    /// PCI device id in the high half, vendor id (`10de`) in the low half.
+    pub pci_device_id: u32,
+    /// PCI address of each.
+    pub bus_ids: Vec<BusId>,
 }
 
 /// What calls of libcuda do beside their purpose, as on hardware. Each can be left out, for comparisons.
@@ -469,6 +477,17 @@ pub enum DescriptionError {
 }
 
 impl MachineDescription {
+    /// Returns whether a GPU can be used only while the fabric manager runs, although NVML reports no fabric of it: GPUs on
+    /// NVSwitches before Hopper.
+    #[must_use]
+    pub fn needs_unreported_fabric(&self, gpu: &GpuDescription) -> bool {
+        let model = self.model(gpu);
+        self.nvswitches.is_some()
+            && gpu.fabric.is_none()
+            && model.nvlink.is_some()
+            && model.architecture < Architecture::Hopper
+    }
+
     /// Reads and validates a machine file.
     ///
     /// # Errors

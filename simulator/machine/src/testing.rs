@@ -19,11 +19,9 @@ use crate::control::{self, Answer};
 use crate::kernel::{GpuStatus, MachineStatus};
 use crate::root::DriverRoot;
 
-mod fabric_manager;
 mod mps;
 pub mod python;
 
-pub use fabric_manager::FabricManager;
 pub use mps::MpsDaemon;
 
 /// Directory with `simulator-machine`, `libsimulator_cuda.so`, `libsimulator_nvml.so`, `cuda-probe`
@@ -297,4 +295,30 @@ fn build() -> anyhow::Result<PathBuf> {
         .parent()
         .context("the path of simulator-machine has no parent directory")?;
     Ok(directory.to_owned())
+}
+
+/// A running fabric manager. Dropping it kills the process.
+#[derive(Debug)]
+pub struct FabricManager(Child);
+
+impl FabricManager {
+    fn start(root: &Path) -> anyhow::Result<Self> {
+        let process =
+            crate::fabric_manager::start(root).context("cannot start the fabric manager")?;
+        Ok(Self(process))
+    }
+
+    /// PID of the process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for FabricManager {
+    fn drop(&mut self) {
+        // It may have ended with the machine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

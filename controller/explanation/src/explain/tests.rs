@@ -495,6 +495,44 @@ fn gives_no_gang_member_a_time() {
     );
 }
 
+/// The condition has the number of members at the decision, and the text of one that does not fit names changes that cannot help.
+#[test]
+fn incomplete_gang_waits_for_its_members() {
+    let mut snapshot = snapshot();
+    let annotations = |min: &str| {
+        let gang = [
+            (names::GANG_ANNOTATION, "g"),
+            (names::GANG_MIN_ANNOTATION, min),
+        ];
+        Some(
+            gang.map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        )
+    };
+    let members = ["big", "feasible", "without-claim"];
+    let set_min = |snapshot: &mut Snapshot, min: &str| {
+        let pods = snapshot.pods.iter_mut();
+        let is_member = |pod: &&mut Pod| members.iter().any(|name| is(pod, "default", name));
+        pods.filter(is_member)
+            .for_each(|pod| pod.metadata.annotations = annotations(min));
+    };
+    set_min(&mut snapshot, "4");
+    for name in members {
+        let report = pod_with_changes(&mut snapshot, "default", name, &settings()).unwrap();
+        let expected = "WaitingForGang: gang g: 3 of 4 members exist";
+        assert_eq!(
+            (report.state, report.summary.as_str()),
+            (State::Waiting, expected),
+            "{name}"
+        );
+        assert_eq!(report.reason, Some(Reason::WaitingForGang), "{name}");
+        assert!(report.changes.is_empty(), "{name}");
+    }
+    set_min(&mut snapshot, "3");
+    let report = pod_with_changes(&mut snapshot, "default", "big", &settings()).unwrap();
+    assert_eq!(report.state, State::Infeasible);
+}
+
 #[test]
 fn notes_likely_mistakes() {
     let mut snapshot = snapshot();

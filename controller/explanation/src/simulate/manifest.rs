@@ -20,6 +20,9 @@ use crate::defaults::Overheads;
 use crate::growth;
 use crate::snapshot::Snapshot;
 
+/// Most pods of a simulation: each is kept in memory. No cluster of Kubernetes has more.
+const MAX_PODS: usize = 150_000;
+
 /// Taints below `node.kubernetes.io` that the pods of a DaemonSet tolerate.
 const DAEMON_TOLERATIONS: [&str; 6] = [
     "not-ready",
@@ -48,7 +51,6 @@ impl Manifest {
         document: Value,
         namespace: &str,
         replicas: Option<usize>,
-        limit: usize,
         cluster: &Cluster,
     ) -> Result<(), SimulateError> {
         let kind = document["kind"].as_str().unwrap_or_default().to_owned();
@@ -64,17 +66,17 @@ impl Manifest {
         match kind.as_str() {
             "Job" if is_of_volcano => {
                 for (task, pods) in tasks_of(&document, &subject)? {
-                    self.add_pods(&task, namespace, replicas.unwrap_or(pods), limit)?;
+                    self.add_pods(&task, namespace, replicas.unwrap_or(pods))?;
                 }
             }
             "List" => {
                 for item in document["items"].as_array().into_iter().flatten() {
-                    self.add(item.clone(), namespace, replicas, limit, cluster)?;
+                    self.add(item.clone(), namespace, replicas, cluster)?;
                 }
             }
             "Pod" => {
                 let pod: Pod = read(document, &subject)?;
-                self.add_pods(&pod, namespace, replicas.unwrap_or(1), limit)?;
+                self.add_pods(&pod, namespace, replicas.unwrap_or(1))?;
             }
             "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {
                 let count = match kind.as_str() {
@@ -86,7 +88,7 @@ impl Manifest {
                     _ => number("/spec/replicas"),
                 };
                 let pod = pod_of(document.pointer("/spec/template"), &document, &subject)?;
-                self.add_pods(&pod, namespace, replicas.or(count).unwrap_or(1), limit)?;
+                self.add_pods(&pod, namespace, replicas.or(count).unwrap_or(1))?;
             }
             "ResourceClaim" => {
                 let mut claim: ResourceClaim = read(document, &subject)?;
@@ -114,7 +116,12 @@ impl Manifest {
             }
             "DaemonSet" => {
                 let pod = pod_of(document.pointer("/spec/template"), &document, &subject)?;
-                self.add_daemons(&pod, namespace, limit, cluster)?;
+                let before = self.pods.len();
+                self.add_daemons(&pod, namespace, cluster)?;
+                if self.pods.len() == before {
+                    self.skipped
+                        .push(format!("{subject} has no pods: no node admits them"));
+                }
             }
             "CronJob" => self.skipped.push(format!(
                 "{subject} is not simulated, because its number of pods depends on the time; use its pod template in a Pod"
@@ -125,21 +132,20 @@ impl Manifest {
         Ok(())
     }
 
+    /// Returns whether there is nothing to simulate, and nothing to say about.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.skipped.is_empty() && self.companions().next().is_none()
+    }
+
     /// Returns the claims that add to shares of running pods.
     pub(super) fn companions(&self) -> impl Iterator<Item = &ResourceClaim> {
         let claims = self.claims.iter();
         claims.filter(|claim| growth::base_uid(claim).is_some())
     }
 
-    fn add_pods(
-        &mut self,
-        pod: &Pod,
-        namespace: &str,
-        count: usize,
-        limit: usize,
-    ) -> Result<(), SimulateError> {
-        if count > limit.saturating_sub(self.pods.len()) {
-            return Err(SimulateError::TooMany(limit));
+    fn add_pods(&mut self, pod: &Pod, namespace: &str, count: usize) -> Result<(), SimulateError> {
+        if count > MAX_PODS.saturating_sub(self.pods.len()) {
+            return Err(SimulateError::TooMany(MAX_PODS));
         }
         for number in 0..count {
             let mut pod = pod.clone();
@@ -160,7 +166,6 @@ impl Manifest {
         &mut self,
         pod: &Pod,
         namespace: &str,
-        limit: usize,
         cluster: &Cluster,
     ) -> Result<(), SimulateError> {
         let mut pod = pod.clone();
@@ -195,7 +200,7 @@ impl Manifest {
             daemon.metadata.name = Some(format!("{name}-{node}"));
             // The controller sets an affinity to the same effect.
             daemon.spec.get_or_insert_default().node_name = Some(node.to_owned());
-            self.add_pods(&daemon, namespace, 1, limit)?;
+            self.add_pods(&daemon, namespace, 1)?;
         }
         Ok(())
     }

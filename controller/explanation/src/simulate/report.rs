@@ -32,9 +32,9 @@ impl Report {
                 Outcome::Untranslated { resources } => (
                     "–",
                     format!(
-                        "requests {}, which is no claim of drava; translate the manifest with `kubectl drava migrate -f FILE`, and \
+                        "requests {}, which drava does not serve; translate the manifest with `kubectl drava migrate -f FILE`, and \
                          simulate its output",
-                        resources.join(" and ")
+                        resources.join(", ")
                     ),
                 ),
             };

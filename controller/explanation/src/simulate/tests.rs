@@ -23,7 +23,6 @@ fn simulated_in(
         documents,
         "default",
         replicas,
-        1_000,
         &settings(),
     )
 }
@@ -99,8 +98,29 @@ fn replicas_option_replaces_that_of_the_workload() {
 
 #[test]
 fn rejects_more_pods_than_allowed() {
-    let error = simulated(&[template("1Gi"), deployment(1_001)]).unwrap_err();
-    assert!(matches!(error, SimulateError::TooMany(1_000)), "{error}");
+    let refused = |documents: &[Value], replicas| {
+        let error = simulated_in(&mut snapshot(), documents, replicas).unwrap_err();
+        assert!(matches!(error, SimulateError::TooMany(150_000)), "{error}");
+    };
+    refused(&[deployment(150_001)], None);
+    refused(&[deployment(1)], Some(1_000_000_000_000));
+    refused(&[deployment(1)], Some(usize::MAX));
+    // All of them together.
+    refused(&[deployment(10), deployment(149_991)], None);
+}
+
+#[test]
+fn manifests_without_pods_are_an_error() {
+    for documents in [
+        vec![],
+        vec![json!({"kind": "List", "items": []}), Value::Null],
+        vec![template("1Gi"), json!({"kind": "Service"})],
+        vec![deployment(0)],
+    ] {
+        let error = simulated(&documents).unwrap_err();
+        assert!(matches!(error, SimulateError::NoPods), "{error}");
+    }
+    assert!(simulated_in(&mut snapshot(), &[template("1Gi"), deployment(0)], Some(1)).is_ok());
 }
 
 #[test]
@@ -147,7 +167,13 @@ fn daemon_set_has_a_pod_on_each_node_that_admits_it() {
     let text = simulated(&[set.clone(), template("1Gi")]).unwrap().text();
     assert!(text.contains("insufficient cpu"), "{text}");
     set["spec"]["template"]["spec"]["nodeSelector"] = json!({"no": "node"});
-    assert_eq!(simulated(&[set, template("1Gi")]).unwrap().pods, []);
+    let report = simulated(&[set, template("1Gi")]).unwrap();
+    assert_eq!(report.pods, []);
+    let text = report.text();
+    assert!(
+        text.ends_with("DaemonSet web has no pods: no node admits them\n"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -424,7 +450,7 @@ fn names_resources_of_other_systems() {
     };
     let report = with(&json!({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 8000}));
     let text = report.text();
-    let expected = "requests volcano.sh/vgpu-memory and volcano.sh/vgpu-number, which is no claim of drava; translate the manifest \
+    let expected = "requests volcano.sh/vgpu-memory, volcano.sh/vgpu-number, which drava does not serve; translate the manifest \
                     with `kubectl drava migrate -f FILE`";
     assert!(text.contains(expected), "{text}");
     assert!(!report.all_fit(), "{text}");

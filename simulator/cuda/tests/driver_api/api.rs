@@ -178,23 +178,34 @@ impl Api {
     /// Launches a kernel of `nanos` duration on `blocks` blocks of 1024 threads.
     pub(crate) fn spin(&self, function: Handle, stream: Handle, blocks: c_uint, mut nanos: u64) {
         let mut parameters = [(&raw mut nanos).cast::<c_void>()];
+        let launched = self.launch(function, stream, [blocks, 1024], parameters.as_mut_ptr());
+        assert_eq!(launched, 0);
+    }
+
+    /// Launches a kernel on that many blocks and threads of each. Returns the code.
+    pub(crate) fn launch(
+        &self,
+        function: Handle,
+        stream: Handle,
+        [blocks, threads]: [c_uint; 2],
+        parameters: *mut *mut c_void,
+    ) -> u32 {
         let none = std::ptr::null_mut::<c_void>();
-        let code = call!(
+        call!(
             self,
             "cuLaunchKernel",
             function,
             blocks,
             1u32,
             1u32,
-            1024u32,
+            threads,
             1u32,
             1u32,
             0u32,
             stream,
-            parameters.as_mut_ptr(),
+            parameters,
             none
-        );
-        assert_eq!(code, 0);
+        )
     }
 
     pub(crate) fn synchronize(&self) {

@@ -151,21 +151,7 @@ fn grows_local_memory_at_launch() {
     let module = 2 * MIB;
     let launch = |name: &CStr| {
         let function = api.function(name);
-        let code = call!(
-            api,
-            "cuLaunchKernel",
-            function,
-            1u32,
-            1u32,
-            1u32,
-            32u32,
-            1u32,
-            1u32,
-            0u32,
-            NONE,
-            NONE,
-            NONE
-        );
+        let code = api.launch(function, NONE, [1, 32], std::ptr::null_mut());
         api.synchronize();
         code
     };

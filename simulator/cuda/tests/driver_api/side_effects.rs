@@ -56,22 +56,7 @@ fn contexts_do_not_grow_where_machine_says_so() {
         let api = Api::start(&machine);
         let function = api.function(c"local_4096");
         let before = machine.gpu(0).unwrap().used_bytes;
-        let shape = [1u32; 3];
-        let launched = call!(
-            api,
-            "cuLaunchKernel",
-            function,
-            shape[0],
-            shape[1],
-            shape[2],
-            32u32,
-            1u32,
-            1u32,
-            0u32,
-            NONE,
-            NONE,
-            NONE
-        );
+        let launched = api.launch(function, NONE, [1, 32], std::ptr::null_mut());
         assert_eq!(launched, 0);
         machine.gpu(0).unwrap().used_bytes - before
     };

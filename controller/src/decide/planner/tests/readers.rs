@@ -113,7 +113,6 @@ impl History {
             documents.into(),
             "default",
             None,
-            1,
             &settings(),
         );
         let report = json!(report.unwrap());
